@@ -1,0 +1,107 @@
+"""Makes the batch of a step: collate, pin, and the info that goes with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from odb.chunks import PackedSamples, pack
+from odb.info import ODBStepInfo, SampleId
+from spec.messages import Step
+from spec.scaling import loss_scale
+
+CollateFn = Callable[[list[Any]], Any]
+
+
+class LossScaling(Enum):
+    """What `info.loss_scale` is in a step that is not idle."""
+
+    EXACT = "exact"
+    """W * local weight / global weight: the averaged gradient is the global weighted mean."""
+    NONE = "none"
+    """1: for evaluation, or for a trainer that normalizes by itself."""
+
+
+class Delivery(NamedTuple):
+    """What the trainer takes: a batch and its info."""
+
+    batch: Any
+    info: ODBStepInfo
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Turns steps into deliveries."""
+
+    collate: CollateFn
+    pin: bool
+    scaling: LossScaling
+    world_size: int
+    epoch: int
+
+    def make(self, step: Step, ids: Sequence[SampleId], samples: list[Any]) -> Delivery:
+        """The delivery of a step. `samples`: those of its group, or for an idle step the spare."""
+        batch = self.collate(samples)
+        if self.pin:
+            batch = pinned(batch)
+        info = ODBStepInfo(
+            loss_scale=self._scale(step),
+            idle=step.idle,
+            step=step.number,
+            round=step.round,
+            epoch=self.epoch,
+            local_samples=step.local.samples,
+            global_samples=step.total.samples,
+            local_tokens=step.local.tokens,
+            global_tokens=step.total.tokens,
+            local_weight=step.local.weight,
+            global_weight=step.total.weight,
+            sample_ids=tuple(ids),
+        )
+        return Delivery(batch, info)
+
+    def _scale(self, step: Step) -> float:
+        if self.scaling is LossScaling.NONE:
+            return 0.0 if step.idle else 1.0
+        return loss_scale(self.world_size, step.local.weight, step.total.weight)
+
+
+class Spare:
+    """The content of the sample that idle steps are made of, safe from what collate does to it."""
+
+    def __init__(self, packed: PackedSamples) -> None:
+        self.packed = packed
+
+    @classmethod
+    def of(cls, sample: Any) -> Spare:
+        """A copy: a sample is a view into its chunk, and its batch may be changed in place."""
+        return cls(copy.deepcopy(pack([sample])))
+
+    def sample(self) -> Any:
+        """A fresh copy of the sample."""
+        return copy.deepcopy(self.packed).unpack()[0]
+
+
+def pinned(value: Any) -> Any:
+    """The value with every tensor in it in page-locked memory, for fast copies to a GPU."""
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if hasattr(value, "pin_memory"):
+        return value.pin_memory()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(pinned(item) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(pinned(item) for item in value)
+    if isinstance(value, Mapping):
+        if type(value) is dict:
+            return {key: pinned(item) for key, item in value.items()}
+        result = copy.copy(value)
+        for key in result:
+            result[key] = pinned(result[key])  # type: ignore[index]
+        return result
+    return value

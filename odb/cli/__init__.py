@@ -1,0 +1,23 @@
+"""The command line: `odb demo | plan | bench`."""
+
+from __future__ import annotations
+
+import typer
+
+from odb.cli import bench, demo, plan
+
+app = typer.Typer(
+    name="odb",
+    help="A verified online dynamic batcher for distributed LLM training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Entry point of the `odb` console script."""
+    app()

@@ -1,0 +1,122 @@
+"""Every error of the loader. All derive from `ODBError` and say what to do next."""
+
+from __future__ import annotations
+
+from spec.errors import ConfigError, EnvelopeError, IllegalEventError, ODBError
+
+__all__ = [
+    "BatchTypeError",
+    "ConfigError",
+    "CostError",
+    "EnvelopeError",
+    "ExchangeTimeoutError",
+    "IllegalEventError",
+    "MismatchError",
+    "MissingDependencyError",
+    "NotDistributedError",
+    "ODBError",
+    "PeerFailedError",
+    "PeerLostError",
+    "PipelineError",
+    "SampleError",
+]
+
+
+class CostError(ODBError, ValueError):
+    """A sample's cost or loss weight cannot be found, or is not a whole number of 0 or more."""
+
+
+class BatchTypeError(ODBError, TypeError):
+    """A batch has no place for its step's `ODBStepInfo`; iterate `loader.steps()` instead."""
+
+
+class NotDistributedError(ODBError):
+    """Several ranks were started, but there is no process group to align them over."""
+
+
+class MissingDependencyError(ODBError, ImportError):
+    """An optional package is needed for this; the message names the extra to install."""
+
+
+class PipelineError(ODBError):
+    """This rank's pipeline failed: the cause is chained, `rank` and `step` say where.
+
+    `step` is the first step of the epoch that no rank has taken. `lost` names the samples that
+    were in this rank's hands, in no batch that was delivered.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int, step: int, lost: tuple[object, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.step = step
+        self.lost = lost
+
+
+class SampleError(ODBError):
+    """Reading or measuring one sample failed. The original error is in the message, with its
+    traceback, as it may come from another process."""
+
+    def __init__(self, sample_id: object, worker: int | None, summary: str, details: str) -> None:
+        where = "in the main process" if worker is None else f"in worker {worker}"
+        super().__init__(f"sample {sample_id!r} failed {where}: {summary}\n\n{details}")
+        self.sample_id = sample_id
+        self.worker = worker
+        self.summary = summary
+        self._details = details
+
+    def __reduce__(self) -> tuple[type[SampleError], tuple[object, ...]]:
+        return SampleError, (self.sample_id, self.worker, self.summary, self._details)
+
+
+class PeerFailedError(ODBError):
+    """Another rank's pipeline failed; this rank stops at the same step with all others."""
+
+    def __init__(self, *, rank: int, step: int, reason: str) -> None:
+        super().__init__(
+            f"rank {rank} failed, so all ranks stop before step {step}. It says: {reason}"
+        )
+        self.rank = rank
+        self.step = step
+        self.reason = reason
+
+
+class PeerLostError(ODBError):
+    """The connection to another rank broke during an exchange: its process has probably died."""
+
+    def __init__(self, *, rank: int | None, step: int, reason: str) -> None:
+        who = "another rank" if rank is None else f"rank {rank}"
+        super().__init__(
+            f"lost {who} before step {step}: look at the logs of the ranks for the first that "
+            f"ended. The transport says: {reason}"
+        )
+        self.rank = rank
+        self.step = step
+        self.reason = reason
+
+
+class ExchangeTimeoutError(ODBError, TimeoutError):
+    """The other ranks did not take part in an exchange within the loader's `timeout`."""
+
+    def __init__(self, *, step: int, timeout: float) -> None:
+        super().__init__(
+            f"the exchange before step {step} was not complete after {timeout:g} s: some rank is "
+            "stuck, or does not iterate this loader. A longer `timeout` helps if it is only slow"
+        )
+        self.step = step
+        self.timeout = timeout
+
+
+class MismatchError(ODBError):
+    """Ranks are configured differently or are at different places: names the term and both
+    values."""
+
+    def __init__(self, *, term: str, low: int, high: int) -> None:
+        super().__init__(
+            f"ranks disagree on {term}: one has {low}, another {high}. All ranks must build the "
+            "loader with the same settings and iterate it the same number of times"
+        )
+        self.term = term
+        self.low = low
+        self.high = high

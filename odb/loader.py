@@ -1,0 +1,332 @@
+"""`ODBDataLoader`: batches formed after each sample's cost is known, aligned on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from odb.batches import BatchMaker, CollateFn, LossScaling
+from odb.collate import PadCollate
+from odb.costs import CostFn, CostModel, Resource, default_cost, default_loss_weight
+from odb.errors import ConfigError
+from odb.info import ODBStepInfo, attach_step_info
+from odb.interpreter import Interpreter
+from odb.outbox import Outbox
+from odb.session import Session, StepIterator
+from odb.shell import LoaderShell, Ports, ShellOptions
+from odb.source import LARGEST_CHUNK, ReadOptions, Source
+from odb.stats import LoaderStats
+from odb.transport import GroupChoice, connect
+from spec.config import Budget, Config, CostRule, Idle, Mode
+from spec.rank import Setup
+
+HANDED_ON = frozenset(
+    {
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "worker_init_fn",
+        "generator",
+        "multiprocessing_context",
+    }
+)
+"""Arguments of `torch.utils.data.DataLoader` that the inner one gets as they are."""
+
+NOT_TAKEN = {
+    "batch_size": "odb decides how many samples a batch holds: leave it out, or pass max_samples=",
+    "batch_sampler": "odb forms the batches: pass sampler= for the order of the samples",
+    "drop_last": "odb delivers every sample: leave it out",
+    "in_order": "odb needs the order of the samples to be reproducible: leave it out",
+}
+"""Other arguments of `torch.utils.data.DataLoader`, and why they cannot be passed."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a loader was asked for, checked."""
+
+    config: Config
+    costs: CostModel
+    read: ReadOptions
+    shell: ShellOptions
+    collate: CollateFn
+    scaling: LossScaling
+    group: GroupChoice
+    prefetch: int
+    pin: bool
+
+
+class ODBDataLoader:
+    """A drop-in for `torch.utils.data.DataLoader` that batches by cost, aligned over ranks.
+
+    Every epoch, each rank delivers the same number of steps, every sample of the dataset is
+    delivered exactly once on one of the ranks, and no batch of two or more samples costs more than
+    the budget.
+
+    dataset: map-style or iterable. A map-style one is divided among ranks as `DistributedSampler`
+        does it, without repeating any sample. An iterable one is iterated on every rank and
+        worker, and each keeps its own part of the samples; with `sharded=True` the dataset itself
+        yields different samples on each.
+    token_budget: most tokens of a batch: rows times the longest row (its length rounded up to the
+        collate function's `pad_to_multiple_of`), or with `packed=True` the sum of the costs. A
+        sample that exceeds it by itself is delivered alone and listed in `stats.oversize`.
+    collate_fn: makes a batch of a list of samples; default `PadCollate()`.
+    num_workers, prefetch_factor, persistent_workers, worker_init_fn, generator,
+        multiprocessing_context: as in DataLoader (`prefetch_factor` counts chunks of samples).
+        With `num_workers=0` samples are read in a background thread, not in the trainer's.
+    shuffle, seed: order of a map-style dataset; a new one each epoch.
+    sampler: this rank's own samples in their order; they are not divided any further.
+    window: most samples that a rank holds while it forms batches. Larger means less padding.
+    cost_fn: tokens of a sample, a whole number; default: length of `input_ids`. Samples that cost
+        0 are not delivered but listed in `stats.filtered`, as are None samples.
+    loss_weight_fn: what a sample adds to the denominator of its batch's mean loss; default: its
+        labels that are not -100, behind the causal shift, or all tokens if it has no labels.
+        Samples of weight 0 have no loss to train on; they are listed in `stats.filtered`.
+    resources: further budgets by name, such as `{"patches": Resource(count_patches, 4096)}`.
+    join: True: an epoch delivers every sample. False (quota mode): it ends on all ranks at the
+        step at which `quota` samples have been delivered (all ranks together), or without a quota
+        at the last step for which every rank has samples.
+    idle: what a rank does that has no sample left while others have: "pad": it yields small dummy
+        batches with `info.idle` and `info.loss_scale == 0.0`; "stop": its iteration ends (for
+        trainers under DDP's `Join`).
+    loss_scaling: "exact": `info.loss_scale` makes the averaged gradient that of the global mean;
+        "none": it is 1, and no loss weights are taken.
+    group: the ranks to align: "world", a process group, or None for this rank by itself.
+    timeout: seconds after which an exchange fails that some rank takes no part in. A pause of the
+        trainer (a checkpoint, an evaluation) counts, so be generous.
+    on_error: what to do with a sample that cannot be read or measured: "raise": all ranks stop at
+        the same step, and say which sample; "skip": it is listed in `stats.filtered`.
+    prefetch: batches made ahead of the trainer. pin_memory: put them into page-locked memory.
+
+    Raises ConfigError (a ValueError) at once for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        token_budget: int,
+        collate_fn: CollateFn | None = None,
+        num_workers: int = 0,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        window: int = 1024,
+        slow_start: int = 64,
+        cost_fn: CostFn | None = None,
+        loss_weight_fn: CostFn | None = None,
+        packed: bool = False,
+        max_samples: int | None = None,
+        resources: Mapping[str, Resource] | None = None,
+        join: bool = True,
+        quota: int | None = None,
+        idle: Literal["pad", "stop"] = "pad",
+        loss_scaling: Literal["exact", "none"] = "exact",
+        group: GroupChoice = "world",
+        seed: int = 0,
+        timeout: float = 1800.0,
+        on_error: Literal["raise", "skip"] = "raise",
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        sharded: bool = False,
+        **dataloader_options: Any,
+    ) -> None:
+        workers = _worker_options(dataloader_options, num_workers)
+        collate: CollateFn = PadCollate() if collate_fn is None else collate_fn
+        resources = dict(resources or {})
+        scaling = _choice("loss_scaling", loss_scaling, LossScaling)
+        on_error_is_skip = _one_of("on_error", on_error, ("raise", "skip")) == "skip"
+        _check_order(dataset, shuffle, sampler)
+        if timeout <= 0 or prefetch < 1:
+            raise ConfigError(f"timeout ({timeout}) and prefetch ({prefetch}) must be positive")
+        budget = Budget(
+            tokens=token_budget,
+            rule=CostRule.SUMMED if packed else CostRule.PADDED,
+            max_samples=max_samples,
+            extras=tuple(resource.budget for resource in resources.values()),
+            multiple=getattr(collate, "pad_to_multiple_of", None) or 1,
+        )
+        config = Config(
+            budget=budget,
+            window=window,
+            slow_start=slow_start,
+            mode=Mode.JOIN if join else Mode.QUOTA,
+            idle=Idle.PAD if _one_of("idle", idle, ("pad", "stop")) == "pad" else Idle.STOP,
+            quota=quota,
+            seed=seed,
+            settings=_digest(
+                shuffle, scaling, on_error, sharded, [(k, r.budget) for k, r in resources.items()]
+            ),
+        )
+        weight_fn = loss_weight_fn or (
+            default_loss_weight if cost_fn is None else _WeightOrCost(cost_fn)
+        )
+        self._plan = _Plan(
+            config=config,
+            costs=CostModel(
+                cost_fn or default_cost,
+                weight_fn if scaling is LossScaling.EXACT else None,
+                tuple((name, resource.cost_fn) for name, resource in resources.items()),
+            ),
+            read=ReadOptions(
+                sampler=sampler,  # type: ignore[arg-type]  # DataLoader takes any iterable
+                shuffle=bool(shuffle),
+                seed=seed,
+                sharded=sharded,
+                chunk=min(LARGEST_CHUNK, -(-window // 4)),
+                workers=workers,
+            ),
+            shell=ShellOptions(budget, on_error_is_skip, timeout),
+            collate=collate,
+            scaling=scaling,
+            group=group,
+            prefetch=prefetch,
+            pin=pin_memory,
+        )
+        self.dataset = dataset
+        self._epoch = 0
+        self._stats = LoaderStats(epoch=0)
+        self._session: Session | None = None
+        self._source: Source | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+
+    # ------------------------------------------------------------ iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        """An epoch's batches, each with its `ODBStepInfo` inside (see `odb.pop_step_info`).
+
+        Batches must be mutable mappings; for others use `steps()`. Raises BatchTypeError.
+        """
+        return map(_with_info, self.steps())
+
+    def steps(self) -> StepIterator:
+        """An epoch's (batch, info) pairs, for batches of any type.
+
+        Each call starts the next epoch, and ends one that is still running. All ranks must call it
+        the same number of times.
+        """
+        session, source = self._connect()
+        session.finish_epoch()
+        plan, epoch = self._plan, self._epoch
+        seat = session.transport.seat
+        self._stats = LoaderStats(epoch=epoch)
+        outbox: Outbox[Any] = Outbox(plan.prefetch)
+        shell = LoaderShell(
+            Ports(
+                stream=source.open(epoch),
+                transport=session.transport,
+                outbox=outbox,
+                batches=BatchMaker(plan.collate, plan.pin, plan.scaling, seat.world_size, epoch),
+                stats=self._stats,
+            ),
+            plan.shell,
+        )
+        setup = Setup(plan.config, seat.rank, seat.world_size)
+        self._epoch = epoch + 1
+        session.begin(Interpreter(setup, epoch, shell, session.transport), shell, outbox)
+        return StepIterator(outbox, self)
+
+    def _connect(self) -> tuple[Session, Source]:
+        if self._session is None or self._source is None:
+            transport = connect(self._plan.group, self._plan.shell.timeout)
+            self._source = Source(self.dataset, self._plan.costs, self._plan.read, transport.seat)
+            self._session = Session(transport)
+            self._finalizer = weakref.finalize(self, Session.close, self._session)
+            self._finalizer.atexit = False  # session.py sees to that
+        return self._session, self._source
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End a running epoch, the workers and the process group. All ranks should call it.
+
+        Waits up to `timeout` seconds for the other ranks to agree on the end of the epoch; after
+        that a background thread goes on waiting. Iterating again opens everything anew.
+        """
+        session, self._session, self._source = self._session, None, None
+        if session is not None:
+            assert self._finalizer is not None
+            self._finalizer.detach()
+            session.close(timeout)
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def stats(self) -> LoaderStats:
+        """This rank's counts of the current epoch, or of the last one."""
+        return self._stats
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration takes. Advances by itself."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration takes."""
+        if epoch < 0:
+            raise ConfigError(f"an epoch is a whole number of 0 or more, not {epoch}")
+        self._epoch = epoch
+
+    def __repr__(self) -> str:
+        config = self._plan.config
+        return (
+            f"ODBDataLoader({type(self.dataset).__name__}, "
+            f"token_budget={config.budget.tokens}, window={config.window}, "
+            f"{config.mode.name.lower()} mode, idle {config.idle.name.lower()})"
+        )
+
+
+@dataclass(frozen=True)
+class _WeightOrCost:
+    """The default loss weight beside a cost function of the user's: labels, or else that cost."""
+
+    cost_fn: CostFn
+
+    def __call__(self, sample: Any) -> int:
+        if isinstance(sample, Mapping) and sample.get("labels") is not None:
+            return default_loss_weight(sample)
+        return self.cost_fn(sample)
+
+
+def _with_info(step: tuple[Any, ODBStepInfo]) -> Any:
+    return attach_step_info(*step)
+
+
+def _worker_options(options: dict[str, Any], num_workers: int) -> dict[str, Any]:
+    for name, value in options.items():
+        if name == "batch_size" and value in (1, None):
+            continue
+        if name == "drop_last" and not value:
+            continue
+        if name in NOT_TAKEN:
+            raise ConfigError(f"{name}={value!r}: {NOT_TAKEN[name]}")
+        if name not in HANDED_ON:
+            raise ConfigError(f"ODBDataLoader has no argument {name!r}")
+    handed_on = {name: value for name, value in options.items() if name in HANDED_ON}
+    return {"num_workers": num_workers, **handed_on}
+
+
+def _check_order(dataset: Any, shuffle: bool | None, sampler: Any) -> None:
+    if sampler is not None and shuffle:
+        raise ConfigError("sampler and shuffle exclude each other: the sampler gives the order")
+    if isinstance(dataset, IterableDataset) and (shuffle or sampler is not None):
+        raise ConfigError("an IterableDataset gives its own order: leave out shuffle and sampler")
+    if isinstance(dataset, DataLoader | ODBDataLoader):
+        raise ConfigError("pass the dataset, not a loader; odb.apply() equips a DataLoader")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return value
+
+
+def _choice(name: str, value: str, kind: type[LossScaling]) -> LossScaling:
+    return kind(_one_of(name, value, tuple(member.value for member in kind)))
+
+
+def _digest(*settings: object) -> int:
+    """A number that differs where these settings differ; it fits into 62 bits."""
+    return int.from_bytes(hashlib.sha256(repr(settings).encode()).digest()[:8], "big") >> 2

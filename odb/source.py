@@ -1,0 +1,153 @@
+"""Reads samples through an ordinary `torch.utils.data.DataLoader`, in chunks, already measured."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from odb.chunks import PackedSamples, pack
+from odb.costs import CostModel, Measured
+from odb.errors import ConfigError, SampleError
+from odb.info import SampleId
+from odb.sharding import Fetched, Seat, ShardSampler, reader_for, sample_error
+
+LARGEST_CHUNK = 64
+"""Samples of a message between processes: enough to make its fixed cost small for each."""
+
+
+class Entry(NamedTuple):
+    """One sample on its way into the window: its content and what it costs, or its error."""
+
+    sample_id: SampleId
+    sample: Any
+    measured: Measured
+    error: SampleError | None
+
+
+@dataclass
+class Chunk:
+    """Consecutive samples of one worker, as they cross to the main process."""
+
+    sample_ids: list[SampleId]
+    measured: list[Measured]
+    errors: dict[int, SampleError]
+    packed: PackedSamples
+
+    def unpack(self, *, shared: bool) -> Iterator[Entry]:
+        """The samples one by one. `shared`: the chunk came from another process."""
+        packed = self.packed.own() if shared else self.packed
+        rows = zip(self.sample_ids, packed.unpack(), self.measured, strict=True)
+        for i, (sample_id, sample, measured) in enumerate(rows):
+            yield Entry(sample_id, sample, measured, self.errors.get(i))
+
+
+@dataclass(frozen=True)
+class ChunkMaker:
+    """The inner DataLoader's collate function: measures and packs what a worker has read."""
+
+    costs: CostModel
+
+    def __call__(self, fetched: Sequence[Fetched]) -> Chunk:
+        measured: list[Measured] = []
+        errors: dict[int, SampleError] = {}
+        for i, item in enumerate(fetched):
+            error = item.error
+            result = Measured(0, 0, ())
+            if error is None:
+                try:
+                    result = self.costs.measure(item.sample)
+                except Exception as raised:
+                    error = sample_error(item.sample_id, raised)
+            if error is not None:
+                errors[i] = error
+            measured.append(result)
+        ids = [item.sample_id for item in fetched]
+        return Chunk(ids, measured, errors, pack([item.sample for item in fetched]))
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How samples are read.
+
+    workers: what is handed on to the inner DataLoader as it is (num_workers, prefetch_factor,
+        persistent_workers, worker_init_fn, generator, multiprocessing_context, timeout, ...).
+    """
+
+    sampler: Sampler[Any] | None
+    shuffle: bool
+    seed: int
+    sharded: bool
+    chunk: int
+    workers: dict[str, Any] = field(default_factory=dict)
+
+
+class Source:
+    """The samples of one rank, epoch by epoch."""
+
+    def __init__(self, dataset: Any, costs: CostModel, options: ReadOptions, seat: Seat) -> None:
+        reader = reader_for(dataset, seat, sharded=options.sharded)
+        self._epoch_setters: list[Callable[[int], None]] = []
+        sampler = options.sampler
+        if isinstance(reader, IterableDataset):
+            self._epoch_setters.append(reader.set_epoch)
+        else:
+            if sampler is None:
+                size = _size_of(dataset)
+                sampler = ShardSampler(size, seat, shuffle=options.shuffle, seed=options.seed)
+            if hasattr(sampler, "set_epoch"):
+                self._epoch_setters.append(sampler.set_epoch)
+            if hasattr(dataset, "set_epoch"):
+                self._epoch_setters.append(dataset.set_epoch)
+        self._shared = options.workers.get("num_workers", 0) > 0
+        self._loader: DataLoader[Any] = DataLoader(
+            reader,
+            batch_size=options.chunk,
+            sampler=sampler,
+            collate_fn=ChunkMaker(costs),
+            **options.workers,
+        )
+
+    def open(self, epoch: int) -> Stream:
+        """Start reading an epoch. Call it in the main thread: there PyTorch watches its workers,
+        and a fork is safest."""
+        for set_epoch in self._epoch_setters:
+            set_epoch(epoch)
+        return Stream(iter(self._loader), shared=self._shared)
+
+
+class Stream:
+    """The samples of one epoch, in an order that does not depend on timing."""
+
+    def __init__(self, chunks: Iterator[Chunk], *, shared: bool) -> None:
+        self._chunks: Iterator[Chunk] | None = chunks
+        self._shared = shared
+        self._buffer: deque[Entry] = deque()
+
+    def pull(self, limit: int) -> list[Entry]:
+        """At least one and at most `limit` samples; none at the end of the epoch."""
+        while not self._buffer:
+            chunk = None if self._chunks is None else next(self._chunks, None)
+            if chunk is None:
+                self.close()
+                return []
+            self._buffer.extend(chunk.unpack(shared=self._shared))
+        return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+
+    def close(self) -> None:
+        """Let go of the iterator: workers that do not persist end with it."""
+        self._chunks = None
+        self._buffer.clear()
+
+
+def _size_of(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise ConfigError(
+            f"a {type(dataset).__name__} has no length, so it cannot be divided among ranks: pass "
+            "sampler=, or make it an IterableDataset"
+        ) from None

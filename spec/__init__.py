@@ -1,0 +1,16 @@
+"""The alignment protocol of odb, as pure functions.
+
+Nothing here does input or output, reads a clock, draws at random, or imports anything outside the
+standard library. The loader (`odb`), the checkers (`model_check`) and the theorems (`proofs`) all
+run these very functions. Read in this order:
+
+    samples, config     what there is, and what all ranks agree on
+    grouping            samples -> groups within the budget
+    exchange            report -> tally -> decision, the same on every rank
+    alignment           groups -> exactly T groups
+    messages, rank      the state machine of one rank
+    lockstep            several ranks in one loop
+"""
+
+ODB_PROTOCOL = "odb"
+"""Tells this package from any other that is called `spec`."""

@@ -1,0 +1,142 @@
+"""A whole epoch of several ranks in one loop: the simplest environment that drives the machines.
+
+Ranks influence each other only through the exchange, so running them side by side gives the same
+steps as any other schedule (promise: determinism). The planner, the property tests and the
+small-scope check of `model_check` use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from spec.config import Config
+from spec.exchange import decode, encode, merge
+from spec.messages import (
+    Arrived,
+    Command,
+    Emit,
+    Emitted,
+    End,
+    Event,
+    Filter,
+    InputEnded,
+    Outcome,
+    PostCounts,
+    PostReport,
+    Pull,
+    Retire,
+    Step,
+    Tallied,
+    Totalled,
+)
+from spec.rank import RankState, Rules, Setup, held, start, transition
+from spec.samples import Counts, Sample, add_counts
+
+
+@dataclass
+class RankRecord:
+    """What happened on one rank: its steps in order, what was filtered, what it still held."""
+
+    steps: list[Step] = field(default_factory=list)
+    filtered: list[Sample] = field(default_factory=list)
+    held: tuple[Sample, ...] = ()
+    most_held: int = 0
+    retired_after: int | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass
+class EpochRecord:
+    """What happened in one epoch, rank by rank."""
+
+    ranks: list[RankRecord]
+    rounds: int
+
+
+class _Player:
+    """One rank: performs every command that needs no other rank."""
+
+    def __init__(self, setup: Setup, shard: Sequence[Sample], record: RankRecord) -> None:
+        self.setup = setup
+        self.record = record
+        self._shard = shard
+        self._read = 0
+        self._commands: list[Command] = []
+        self.state: RankState
+        self.state, commands = start(setup, epoch=0)
+        self._commands.extend(commands)
+
+    def feed(self, event: Event) -> None:
+        self.state, commands = transition(self.setup, self.state, event)
+        self._commands.extend(commands)
+
+    def run(self) -> PostReport | PostCounts | End:
+        """Perform commands up to the next one in which the other ranks take part."""
+        while True:
+            command = self._commands.pop(0)
+            if isinstance(command, PostReport | PostCounts | End):
+                return command
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Pull(limit):
+                arrived = tuple(self._shard[self._read : self._read + limit])
+                self._read += len(arrived)
+                self.feed(Arrived(arrived) if arrived else InputEnded())
+                self.record.most_held = max(self.record.most_held, len(held(self.state)))
+            case Emit(step):
+                self.record.steps.append(step)
+                self.feed(Emitted())
+            case Filter(sample):
+                self.record.filtered.append(sample)
+            case Retire():
+                self.record.retired_after = len(self.record.steps)
+            case _:
+                pass
+
+
+def run_epoch(
+    config: Config, shards: Sequence[Sequence[Sample]], rules: Rules | None = None
+) -> EpochRecord:
+    """Run one epoch over `shards`, one for each rank, and return what every rank did.
+
+    Each shard's samples must be numbered from 0 in their `seq`.
+    """
+    rules = rules or Rules()
+    world_size = len(shards)
+    records = [RankRecord() for _ in shards]
+    players = [
+        _Player(Setup(config, rank, world_size, rules), shard, records[rank])
+        for rank, shard in enumerate(shards)
+    ]
+    rounds = 0
+    while True:
+        commands = [player.run() for player in players]
+        if all(isinstance(command, End) for command in commands):
+            break
+        rounds += 1
+        tallies = [c.tally for c in commands if isinstance(c, PostReport)]
+        counts = [c.counts for c in commands if isinstance(c, PostCounts)]
+        event: Event
+        if len(tallies) == world_size:
+            event = Tallied(decode(encode(reduce(merge, tallies))))
+        elif len(counts) == world_size:
+            rounds -= 1  # the second exchange of a round that was counted at the first
+            event = Totalled(tuple(_totals(counts)))
+        else:
+            raise RuntimeError(f"ranks are in different exchanges: {commands}")
+        for player in players:
+            player.feed(event)
+    for player, command in zip(players, commands, strict=True):
+        assert isinstance(command, End)
+        player.record.held = player.state.window
+        player.record.outcome = command.outcome
+    return EpochRecord(records, rounds)
+
+
+def _totals(counts: Sequence[tuple[Counts, ...]]) -> Iterator[Counts]:
+    for of_step in zip(*counts, strict=True):
+        yield reduce(add_counts, of_step)

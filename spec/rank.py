@@ -1,0 +1,381 @@
+"""The state machine of one rank: `transition(setup, state, event) -> (state, commands)`.
+
+All of the protocol is here and in the functions that this module calls; whoever drives the machine
+only performs commands (see `spec.messages`). One round goes
+
+    FILLING --window full--> REPORTING --decision--> TOTALLING --totals--> EMITTING --> FILLING
+
+and ENDED is reached from REPORTING alone, where all ranks take the same decision at the same step
+(or from a lost peer). An event that the phase does not accept raises and leaves the state as it
+was. A sample that has arrived and was not filtered is in exactly one place: `window`, `groups`,
+`pending`, or emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from spec import alignment, exchange, grouping
+from spec.alignment import Alignment
+from spec.config import Budget, Config, Idle, Place, fill_target, terms_of
+from spec.draw import permutation
+from spec.errors import IllegalEventError
+from spec.exchange import Abort, Close, Decision, Finish, Mismatch, Report, Steps, Tally
+from spec.messages import (
+    AbortedBy,
+    Arrived,
+    Closed,
+    ClosedBy,
+    Command,
+    Emit,
+    Emitted,
+    End,
+    Event,
+    Failed,
+    Filter,
+    Finished,
+    InputEnded,
+    KeepSpare,
+    Lost,
+    Mismatched,
+    Outcome,
+    PeerLost,
+    PostCounts,
+    PostReport,
+    Pull,
+    Retire,
+    ShareReason,
+    ShareSpare,
+    Step,
+    Tallied,
+    Totalled,
+)
+from spec.samples import NOTHING, Counts, Group, Sample, counts_of, in_arrival_order, trainable
+
+
+class Phase(Enum):
+    """What the rank is doing."""
+
+    FILLING = "filling its window"
+    REPORTING = "waiting for the other ranks' reports"
+    TOTALLING = "waiting for the other ranks' counts"
+    EMITTING = "emitting the steps of the round"
+    ENDED = "done with the epoch"
+
+
+class Input(Enum):
+    """What is known of the rank's input."""
+
+    OPEN = "open"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class Trainer(Enum):
+    """Whether anybody takes the rank's steps."""
+
+    SERVED = "takes steps"
+    RETIRED = "was told that its steps are over (idle stop)"
+    STOPPED = "stopped early"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The replaceable parts of the protocol: a target policy inside the safe envelope is as good
+    as any other; anything else is for checking that the promises notice."""
+
+    group: Callable[[Budget, tuple[Sample, ...]], tuple[Group, ...]] = grouping.group
+    target: Callable[[Tally], int] = exchange.paper_target
+    decide: Callable[[Config, int, Tally, int], Decision] = exchange.decide
+    align: Callable[[tuple[Group, ...], int], Alignment] = alignment.align
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What does not change during an epoch: the configuration and this rank's seat."""
+
+    config: Config
+    rank: int
+    world_size: int
+    rules: Rules = Rules()
+
+
+class RankState(NamedTuple):
+    """Everything that one rank's protocol remembers.
+
+    place: epoch, round, and the number of the next step to be decided on.
+    window: samples that have arrived and are in no group yet, oldest first.
+    groups: while exchanging, the groups of the round: as formed, then as aligned.
+    pending: steps decided on and not yet emitted; the first is the one at hand.
+    arrived: how many samples have arrived, so the `seq` of the next one.
+    spare: the cheapest sample seen. donor: the rank whose spare serves, if there was none.
+    delivered: samples in all steps decided on so far, of all ranks together.
+    """
+
+    phase: Phase
+    place: Place
+    input: Input = Input.OPEN
+    trainer: Trainer = Trainer.SERVED
+    window: tuple[Sample, ...] = ()
+    groups: tuple[Group, ...] = ()
+    pending: tuple[Step, ...] = ()
+    arrived: int = 0
+    spare: Sample | None = None
+    donor: int | None = None
+    delivered: int = 0
+
+
+class Transition(NamedTuple):
+    """The next state, and the commands to perform in this order."""
+
+    state: RankState
+    commands: tuple[Command, ...]
+
+
+def start(setup: Setup, epoch: int) -> Transition:
+    """A rank at the start of an epoch."""
+    return _fill(setup, RankState(Phase.FILLING, Place(epoch, 0, 0)))
+
+
+def transition(setup: Setup, state: RankState, event: Event) -> Transition:
+    """The one way in which a rank's state changes.
+
+    Raises IllegalEventError, and changes nothing, for an event that the phase does not accept.
+    """
+    check(state, event)
+    match event:
+        case Arrived(samples):
+            return _arrive(setup, state, samples)
+        case InputEnded():
+            return _fill(setup, state._replace(input=Input.ENDED))
+        case Failed():
+            return _fail(setup, state)
+        case Closed():
+            return _close(setup, state)
+        case Tallied(tally):
+            return _follow(setup, state, tally)
+        case Totalled(totals):
+            return _number(setup, state, totals)
+        case Emitted():
+            return _emit(setup, state._replace(pending=state.pending[1:]))
+        case PeerLost(rank):
+            return _end(state, Lost(rank))
+
+
+ACCEPTED_IN: dict[type[Event], frozenset[Phase]] = {
+    Arrived: frozenset({Phase.FILLING}),
+    InputEnded: frozenset({Phase.FILLING}),
+    Failed: frozenset({Phase.FILLING, Phase.EMITTING}),
+    Closed: frozenset(Phase) - {Phase.ENDED},
+    Tallied: frozenset({Phase.REPORTING}),
+    Totalled: frozenset({Phase.TOTALLING}),
+    Emitted: frozenset({Phase.EMITTING}),
+    PeerLost: frozenset({Phase.REPORTING, Phase.TOTALLING}),
+}
+"""The phases in which each event may come."""
+
+
+def check(state: RankState, event: Event) -> None:
+    """Raise IllegalEventError if the event may not come now."""
+    if state.phase not in ACCEPTED_IN[type(event)]:
+        raise IllegalEventError(f"{type(event).__name__} while the rank is {state.phase.value}")
+    match event:
+        case Arrived(samples):
+            expected = tuple(range(state.arrived, state.arrived + len(samples)))
+            if not samples or tuple(s.seq for s in samples) != expected:
+                raise IllegalEventError(f"expected samples numbered from {state.arrived}")
+        case Totalled(totals) if len(totals) != len(state.groups):
+            raise IllegalEventError(f"{len(totals)} totals for {len(state.groups)} steps")
+        case _:
+            pass
+
+
+# ---------------------------------------------------------------- filling
+
+
+def _fill(setup: Setup, state: RankState) -> Transition:
+    """Ask for samples until the window holds what this round waits for, then report."""
+    state = state._replace(phase=Phase.FILLING)
+    room = fill_target(setup.config, state.place.round) - len(state.window)
+    if room > 0 and state.input is Input.OPEN and _wants_samples(setup, state):
+        return Transition(state, (Pull(room),))
+    return _report(setup, state)
+
+
+def _wants_samples(setup: Setup, state: RankState) -> bool:
+    """Whether the rank would train on more samples: it is sound, it has somebody to train, and the
+    quota is not met."""
+    sound = state.input is not Input.FAILED and state.trainer is not Trainer.STOPPED
+    return sound and not quota_met(setup.config, state.delivered)
+
+
+def _arrive(setup: Setup, state: RankState, samples: tuple[Sample, ...]) -> Transition:
+    commands: list[Command] = [Filter(s) for s in samples if not trainable(s)]
+    kept = tuple(s for s in samples if trainable(s))
+    spare = state.spare
+    if kept:
+        cheapest = min(kept, key=lambda s: (s.cost, s.seq))
+        if spare is None or cheapest.cost < spare.cost:
+            spare = cheapest
+            commands.append(KeepSpare(spare))
+    state = state._replace(
+        window=state.window + kept, arrived=state.arrived + len(samples), spare=spare
+    )
+    state, more = _fill(setup, state)
+    return Transition(state, (*commands, *more))
+
+
+def _report(setup: Setup, state: RankState) -> Transition:
+    groups: tuple[Group, ...] = ()
+    if _wants_samples(setup, state):
+        groups = setup.rules.group(setup.config.budget, state.window)
+    report = Report(
+        terms=terms_of(setup.config, state.place),
+        want=len(groups),
+        limit=len(state.window) if groups else setup.config.window,
+        has_spare=has_spare(state),
+        failed=state.input is Input.FAILED,
+        closed=state.trainer is Trainer.STOPPED,
+    )
+    tally = exchange.tally_of(report, setup.rank, setup.world_size)
+    window = () if groups else state.window
+    state = state._replace(phase=Phase.REPORTING, window=window, groups=groups)
+    return Transition(state, (PostReport(tally),))
+
+
+def has_spare(state: RankState) -> bool:
+    """Whether the rank has a sample, its own or a borrowed one, to make idle steps of."""
+    return state.spare is not None or state.donor is not None
+
+
+def held(state: RankState) -> Group:
+    """Every sample that has arrived, was not filtered and has not been emitted, oldest first."""
+    pending = (step.group for step in state.pending)
+    return in_arrival_order((state.window, *state.groups, *pending))
+
+
+# ---------------------------------------------------------------- the round
+
+
+def _follow(setup: Setup, state: RankState, tally: Tally) -> Transition:
+    """Take the decision that every rank takes, and do this rank's part of it."""
+    target = setup.rules.target(tally)
+    match setup.rules.decide(setup.config, setup.world_size, tally, target):
+        case Steps(target, donor):
+            return _align(setup, state, target, donor)
+        case Finish():
+            return _end(state, Finished())
+        case Close(rank):
+            return _end(state, ClosedBy(rank))
+        case Abort(rank):
+            ended, commands = _end(state, AbortedBy(rank))
+            return Transition(ended, (ShareReason(rank), *commands))
+        case Mismatch(term, low, high):
+            return _end(state, Mismatched(term, low, high))
+
+
+def _align(setup: Setup, state: RankState, target: int, donor: int | None) -> Transition:
+    commands: list[Command] = []
+    if state.groups:
+        groups, window = setup.rules.align(state.groups, target)
+        order = permutation(target, setup.config.seed, state.place.epoch, state.place.round)
+        # The same draw on all ranks: groups of similar length stay side by side in a step, so
+        # that no rank waits long for another, and training does not see lengths in order.
+        groups = tuple(groups[i] for i in order)
+    else:
+        groups, window = ((),) * target, state.window
+        if setup.config.idle is Idle.STOP and state.trainer is Trainer.SERVED:
+            state = state._replace(trainer=Trainer.RETIRED)
+            commands.append(Retire())
+    if donor is not None:
+        commands.append(ShareSpare(donor))
+        if not has_spare(state):
+            state = state._replace(donor=donor)
+    commands.append(PostCounts(tuple(counts_of(group) for group in groups)))
+    state = state._replace(phase=Phase.TOTALLING, groups=groups, window=window)
+    return Transition(state, tuple(commands))
+
+
+def _number(setup: Setup, state: RankState, totals: tuple[Counts, ...]) -> Transition:
+    """Number the steps of the round, and find out whether one of them closes the quota."""
+    place = state.place
+    count = steps_until_quota(setup.config, state.delivered, totals)
+    pending = tuple(
+        Step(place.step + i, place.round, state.groups[i], counts_of(state.groups[i]), totals[i])
+        for i in range(count)
+    )
+    state = state._replace(
+        phase=Phase.EMITTING,
+        place=Place(place.epoch, place.round + 1, place.step + count),
+        window=in_arrival_order((state.window, *state.groups[count:])),
+        groups=(),
+        pending=pending,
+        delivered=state.delivered + sum(total.samples for total in totals[:count]),
+    )
+    return _emit(setup, state)
+
+
+def steps_until_quota(config: Config, delivered: int, totals: tuple[Counts, ...]) -> int:
+    """How many steps of a round are taken: all, or up to the one at which the global quota is met
+    (promise: quota-closure)."""
+    for i, total in enumerate(totals):
+        if quota_met(config, delivered):
+            return i
+        delivered += total.samples
+    return len(totals)
+
+
+def quota_met(config: Config, delivered: int) -> bool:
+    """Whether all ranks together have delivered the samples that were asked for."""
+    return config.quota is not None and delivered >= config.quota
+
+
+# ---------------------------------------------------------------- emitting
+
+
+def _emit(setup: Setup, state: RankState) -> Transition:
+    """Emit the next step; behind the last one, go on to the next round."""
+    if state.pending and state.trainer is Trainer.SERVED:
+        return Transition(state, (Emit(state.pending[0]),))
+    # What a stopped trainer did not take goes back to the window: held, not lost. (A retired
+    # rank's steps are all idle.)
+    return _fill(setup, _withdraw(state))
+
+
+def _withdraw(state: RankState) -> RankState:
+    """Put the samples of steps that will not be emitted back into the window."""
+    return state._replace(window=held(state), pending=())
+
+
+def _fail(setup: Setup, state: RankState) -> Transition:
+    """Read no more. Steps that were decided on become idle, so that nobody waits for this rank in
+    a gradient, and the next report says that it failed."""
+    state = state._replace(input=Input.FAILED)
+    if state.phase is Phase.FILLING:
+        return _fill(setup, state)
+    if state.pending[0].idle:
+        # Not even an idle step can be made: nothing more can be emitted here.
+        return _emit(setup, state._replace(pending=()))
+    idle = tuple(step._replace(group=(), local=NOTHING) for step in state.pending)
+    return _emit(setup, _withdraw(state)._replace(pending=idle))
+
+
+def _close(setup: Setup, state: RankState) -> Transition:
+    """The trainer takes no more steps: say so in the next report. A rank that has retired from the
+    epoch has nothing to stop."""
+    if state.trainer is Trainer.RETIRED:
+        return Transition(state, ())
+    state = state._replace(trainer=Trainer.STOPPED)
+    if state.phase is Phase.FILLING:
+        return _fill(setup, state)
+    if state.phase is Phase.EMITTING:
+        return _emit(setup, state)
+    return Transition(state, ())
+
+
+def _end(state: RankState, outcome: Outcome) -> Transition:
+    state = state._replace(phase=Phase.ENDED, window=held(state), groups=(), pending=())
+    return Transition(state, (End(outcome),))
