@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spec.errors import ConfigError, EnvelopeError, IllegalEventError, ODBError
 
 __all__ = [
@@ -38,19 +40,42 @@ class MissingDependencyError(ODBError, ImportError):
     """An optional package is needed for this; the message names the extra to install."""
 
 
-class PipelineError(ODBError):
+class _FromFacts(ODBError):
+    """An error that is made from keyword arguments; it crosses processes by them."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self._facts = facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._facts)
+
+
+def _rebuild(kind: type[_FromFacts], facts: dict[str, Any]) -> _FromFacts:
+    return kind(**facts)
+
+
+class PipelineError(_FromFacts):
     """This rank's pipeline failed: the cause is chained, `rank` and `step` say where.
 
     `step` is the first step of the epoch that no rank has taken. `lost` names the samples that
     were in this rank's hands, in no batch that was delivered.
     """
 
-    def __init__(
-        self, message: str, *, rank: int, step: int, lost: tuple[object, ...] = ()
-    ) -> None:
-        super().__init__(message)
+    def __init__(self, *, rank: int, step: int, reason: str, lost: tuple[object, ...] = ()) -> None:
+        names = ", ".join(map(repr, lost[:10])) + (", ..." if len(lost) > 10 else "")
+        super().__init__(
+            f"this rank ({rank}) failed, so all ranks stop before step {step}: {reason}. "
+            f"{len(lost)} samples had been read and were in no step"
+            + (f": {names}" if lost else ""),
+            rank=rank,
+            step=step,
+            reason=reason,
+            lost=lost,
+        )
         self.rank = rank
         self.step = step
+        self.reason = reason
         self.lost = lost
 
 
@@ -70,52 +95,63 @@ class SampleError(ODBError):
         return SampleError, (self.sample_id, self.worker, self.summary, self._details)
 
 
-class PeerFailedError(ODBError):
+class PeerFailedError(_FromFacts):
     """Another rank's pipeline failed; this rank stops at the same step with all others."""
 
     def __init__(self, *, rank: int, step: int, reason: str) -> None:
         super().__init__(
-            f"rank {rank} failed, so all ranks stop before step {step}. It says: {reason}"
+            f"rank {rank} failed, so all ranks stop before step {step}. It says: {reason}",
+            rank=rank,
+            step=step,
+            reason=reason,
         )
         self.rank = rank
         self.step = step
         self.reason = reason
 
 
-class PeerLostError(ODBError):
+class PeerLostError(_FromFacts):
     """The connection to another rank broke during an exchange: its process has probably died."""
 
     def __init__(self, *, rank: int | None, step: int, reason: str) -> None:
         who = "another rank" if rank is None else f"rank {rank}"
         super().__init__(
             f"lost {who} before step {step}: look at the logs of the ranks for the first that "
-            f"ended. The transport says: {reason}"
+            f"ended. The transport says: {reason}",
+            rank=rank,
+            step=step,
+            reason=reason,
         )
         self.rank = rank
         self.step = step
         self.reason = reason
 
 
-class ExchangeTimeoutError(ODBError, TimeoutError):
+class ExchangeTimeoutError(_FromFacts, TimeoutError):
     """The other ranks did not take part in an exchange within the loader's `timeout`."""
 
     def __init__(self, *, step: int, timeout: float) -> None:
         super().__init__(
             f"the exchange before step {step} was not complete after {timeout:g} s: some rank is "
-            "stuck, or does not iterate this loader. A longer `timeout` helps if it is only slow"
+            "stuck, or does not iterate this loader. A longer `timeout` helps if it is only slow",
+            step=step,
+            timeout=timeout,
         )
         self.step = step
         self.timeout = timeout
 
 
-class MismatchError(ODBError):
+class MismatchError(_FromFacts):
     """Ranks are configured differently or are at different places: names the term and both
     values."""
 
     def __init__(self, *, term: str, low: int, high: int) -> None:
         super().__init__(
             f"ranks disagree on {term}: one has {low}, another {high}. All ranks must build the "
-            "loader with the same settings and iterate it the same number of times"
+            "loader with the same settings and iterate it the same number of times",
+            term=term,
+            low=low,
+            high=high,
         )
         self.term = term
         self.low = low

@@ -62,14 +62,8 @@ class FaultLog:
 
     def _own_failure(self, rank: int, step: int, lost: Sequence[SampleId]) -> PipelineError:
         assert self._error is not None
-        names = ", ".join(map(repr, lost[:10])) + (", ..." if len(lost) > 10 else "")
         failure = PipelineError(
-            f"this rank ({rank}) failed, so all ranks stop before step {step}: "
-            f"{_summary(self._error)}. {len(lost)} samples had been read and were in no step"
-            + (f": {names}" if lost else ""),
-            rank=rank,
-            step=step,
-            lost=tuple(lost),
+            rank=rank, step=step, reason=_summary(self._error), lost=tuple(lost)
         )
         failure.__cause__ = self._error
         return failure

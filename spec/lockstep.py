@@ -32,15 +32,23 @@ from spec.messages import (
     Totalled,
 )
 from spec.rank import RankState, Rules, Setup, held, start, transition
-from spec.samples import Counts, Sample, add_counts
+from spec.samples import Counts, Group, Sample, add_counts
 
 
 @dataclass
 class RankRecord:
-    """What happened on one rank: its steps in order, what was filtered, what it still held."""
+    """What happened on one rank.
+
+    steps: in order. filtered: let go of. held: still in the window at the end. most_held: the most
+    samples that it held at any time. entered: the round in which each sample arrived, by `seq`.
+    formed: for each round the groups before alignment.
+    retired_after: the number of its steps, if idle stop ended its iteration early.
+    """
 
     steps: list[Step] = field(default_factory=list)
     filtered: list[Sample] = field(default_factory=list)
+    entered: list[int] = field(default_factory=list)
+    formed: list[tuple[Group, ...]] = field(default_factory=list)
     held: tuple[Sample, ...] = ()
     most_held: int = 0
     retired_after: int | None = None
@@ -49,7 +57,7 @@ class RankRecord:
 
 @dataclass
 class EpochRecord:
-    """What happened in one epoch, rank by rank."""
+    """What happened in one epoch, rank by rank. `rounds` counts the one that only ended it too."""
 
     ranks: list[RankRecord]
     rounds: int
@@ -76,6 +84,8 @@ class _Player:
         """Perform commands up to the next one in which the other ranks take part."""
         while True:
             command = self._commands.pop(0)
+            if isinstance(command, PostReport):
+                self.record.formed.append(self.state.groups)
             if isinstance(command, PostReport | PostCounts | End):
                 return command
             self._perform(command)
@@ -85,6 +95,7 @@ class _Player:
             case Pull(limit):
                 arrived = tuple(self._shard[self._read : self._read + limit])
                 self._read += len(arrived)
+                self.record.entered.extend([self.state.place.round] * len(arrived))
                 self.feed(Arrived(arrived) if arrived else InputEnded())
                 self.record.most_held = max(self.record.most_held, len(held(self.state)))
             case Emit(step):
