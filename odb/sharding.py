@@ -109,10 +109,11 @@ class IndexedReader(_Transparent, Dataset[Fetched]):
 class StreamReader(_Transparent, IterableDataset[Fetched]):
     """One rank's and worker's part of a stream, each sample with its position in the stream.
 
-    Unless `sharded`, every worker of every rank iterates the dataset from the start and keeps each
-    (ranks times workers)-th sample; so the dataset must yield the same samples in the same order
-    everywhere, as an ordinary IterableDataset does. With `sharded` the dataset itself yields
-    different samples on every rank and worker, and all of them are kept.
+    Unless `sharded`, every worker of every rank iterates the dataset from the start. Of W ranks,
+    rank r keeps the samples at the positions r, r + W, r + 2W, ..., and its workers take turns with
+    these; so the dataset must yield the same samples in the same order everywhere, as an ordinary
+    IterableDataset does. With `sharded` the dataset itself yields different samples on every rank
+    and worker, and all of them are kept.
     """
 
     def __init__(self, dataset: Iterable[Any], seat: Seat, *, sharded: bool) -> None:
@@ -130,8 +131,7 @@ class StreamReader(_Transparent, IterableDataset[Fetched]):
     def __iter__(self) -> Iterator[Fetched]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        part = self.seat.rank * workers + worker
-        parts = self.seat.world_size * workers
+        rank, world_size = self.seat
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(int(self.epoch))
@@ -139,13 +139,13 @@ class StreamReader(_Transparent, IterableDataset[Fetched]):
         try:
             for position, sample in enumerate(self.dataset):
                 if self.sharded:
-                    yield Fetched((self.seat.rank, worker, position), sample, None)
-                elif position % parts == part:
+                    yield Fetched((rank, worker, position), sample, None)
+                elif position % world_size == rank and position // world_size % workers == worker:
                     yield Fetched(position, sample, None)
         except Exception as error:
             failed: SampleId = position + 1
             if self.sharded:
-                failed = (self.seat.rank, worker, position + 1)
+                failed = (rank, worker, position + 1)
             yield Fetched(failed, None, sample_error(failed, error))
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import odb
 from odb.testing import RankError, run_ranks
@@ -78,6 +79,28 @@ def test_a_shared_dataset_is_seen_exactly_once(world_size: int, shuffle: bool) -
     for epoch in (0, 1):
         assert sorted(i for rank in ranks for i in rank[epoch]) == list(range(101))
     assert (sorted(ranks[0][0]) == sorted(ranks[0][1])) == (not shuffle or world_size == 1)
+
+
+class Numbers(IterableDataset[dict[str, torch.Tensor]]):
+    """The same stream on every rank and worker."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return ({"input_ids": torch.tensor([i, i])} for i in range(101))
+
+
+def shared_stream(rank: int, world_size: int) -> list[int]:
+    loader = odb.ODBDataLoader(Numbers(), token_budget=16, window=16, num_workers=rank)
+    seen = []
+    for batch, info in loader.steps():
+        if not info.idle:
+            assert batch["input_ids"][:, 0].tolist() == list(info.sample_ids)
+            seen.extend(info.sample_ids)
+    return seen
+
+
+def test_a_shared_stream_is_seen_exactly_once_whatever_the_workers() -> None:
+    ranks = run_ranks(shared_stream, 3, start_method="fork", timeout=60)
+    assert sorted(i for rank in ranks for i in rank) == list(range(101))
 
 
 # ---------------------------------------------------------------- several loaders in a job
