@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-import torch
-
 from odb.chunks import PackedSamples, pack
 from odb.info import ODBStepInfo, SampleId
+from odb.pinning import Pinner
 from spec.messages import Step
 from spec.scaling import loss_scale
 
@@ -39,7 +38,7 @@ class BatchMaker:
     """Turns steps into deliveries."""
 
     collate: CollateFn
-    pin: bool
+    pinner: Pinner | None
     scaling: LossScaling
     world_size: int
     epoch: int
@@ -47,8 +46,8 @@ class BatchMaker:
     def make(self, step: Step, ids: Sequence[SampleId], samples: list[Any]) -> Delivery:
         """The delivery of a step. `samples`: those of its group, or for an idle step the spare."""
         batch = self.collate(samples)
-        if self.pin:
-            batch = pinned(batch)
+        if self.pinner is not None:
+            batch = self.pinner.pin(batch)
         info = ODBStepInfo(
             loss_scale=self._scale(step),
             idle=step.idle,
@@ -85,23 +84,3 @@ class Spare:
     def sample(self) -> Any:
         """A fresh copy of the sample."""
         return copy.deepcopy(self.packed).unpack()[0]
-
-
-def pinned(value: Any) -> Any:
-    """The value with every tensor in it in page-locked memory, for fast copies to a GPU."""
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if hasattr(value, "pin_memory"):
-        return value.pin_memory()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(pinned(item) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(pinned(item) for item in value)
-    if isinstance(value, Mapping):
-        if type(value) is dict:
-            return {key: pinned(item) for key, item in value.items()}
-        result = copy.copy(value)
-        for key in result:
-            result[key] = pinned(result[key])  # type: ignore[index]
-        return result
-    return value

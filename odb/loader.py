@@ -17,6 +17,7 @@ from odb.errors import ConfigError
 from odb.info import ODBStepInfo, attach_step_info
 from odb.interpreter import Interpreter
 from odb.outbox import Outbox
+from odb.pinning import Pinner
 from odb.session import Session, StepIterator
 from odb.shell import LoaderShell, Ports, ShellOptions
 from odb.source import LARGEST_CHUNK, ReadOptions, Source
@@ -215,12 +216,13 @@ class ODBDataLoader:
         seat = session.transport.seat
         self._stats = LoaderStats(epoch=epoch)
         outbox: Outbox[Any] = Outbox(plan.prefetch)
+        pinner = Pinner.for_this_thread() if plan.pin else None
         shell = LoaderShell(
             Ports(
                 stream=source.open(epoch),
                 transport=session.transport,
                 outbox=outbox,
-                batches=BatchMaker(plan.collate, plan.pin, plan.scaling, seat.world_size, epoch),
+                batches=BatchMaker(plan.collate, pinner, plan.scaling, seat.world_size, epoch),
                 stats=self._stats,
             ),
             plan.shell,

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 import time
+from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from odb.batches import Spare
 from odb.chunks import NumbersColumn, ObjectColumn, TensorColumn, pack
 from odb.costs import CostModel, Measured, default_cost, default_loss_weight
 from odb.outbox import Outbox
+from odb.pinning import pinned
 
 Tokens = dict[str, torch.Tensor]
 
@@ -574,3 +576,29 @@ def test_errors_cross_processes(error: odb.ODBError) -> None:
         assert {k: v for k, v in vars(other).items() if k[0] != "_"} == {
             k: v for k, v in vars(error).items() if k[0] != "_"
         }
+
+
+class Pinnable:
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+def test_pinning_reaches_every_tensor_of_a_batch() -> None:
+    point = namedtuple("point", "x y")
+    batch = {"a": [Pinnable(), 1], "b": (Pinnable(),), "c": point(Pinnable(), "text")}
+    expected = {"a": ["pinned", 1], "b": ("pinned",), "c": point("pinned", "text")}
+    assert pinned(batch) == expected
+    assert pinned(UserDict(batch)) == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_pinning_without_a_device_warns_and_goes_on() -> None:
+    loader = odb.ODBDataLoader(Sized(2), token_budget=4, pin_memory=True)
+    with pytest.warns(UserWarning, match="no CUDA device"):
+        assert ids_of(loader) == [0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_batches_are_pinned() -> None:
+    for batch, _ in odb.ODBDataLoader(Sized(2), token_budget=4, pin_memory=True).steps():
+        assert batch["input_ids"].is_pinned()
