@@ -21,6 +21,7 @@ from spec.messages import (
     Event,
     Failed,
     Filter,
+    GiveUp,
     InputEnded,
     KeepSpare,
     Outcome,
@@ -66,6 +67,9 @@ class Shell(Protocol):
 
     def retire(self) -> None:
         """End the trainer's iteration; the exchange goes on."""
+
+    def give_up(self, state: RankState) -> None:
+        """End the trainer's iteration with what `failed` was told; the exchange goes on."""
 
     def end(self, outcome: Outcome, state: RankState) -> None:
         """The epoch is over."""
@@ -124,6 +128,8 @@ class Interpreter:
                 shell.share_reason(rank)
             case Retire():
                 shell.retire()
+            case GiveUp():
+                shell.give_up(self.state)
             case End(outcome):
                 shell.end(outcome, self.state)
         return None

@@ -146,6 +146,9 @@ class _PlanShell:
     def retire(self) -> None:
         """Never asked for: the idle mode is pad."""
 
+    def give_up(self, state: RankState) -> None:
+        """Never asked for: a micro-batch is always made."""
+
     def end(self, outcome: Outcome, state: RankState) -> None:
         lost = [sample.seq for sample in held(state)]
         self._error = self._faults.explain(outcome, state.place.step, lost)

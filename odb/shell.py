@@ -8,13 +8,14 @@ from typing import Any
 
 from odb.batches import BatchMaker, Delivery, Spare
 from odb.faults import FaultLog
+from odb.info import SampleId
 from odb.outbox import Outbox
 from odb.source import Entry, Stream
 from odb.stats import FilteredSample, LoaderStats
 from odb.transport import LinkBroken, Transport
 from spec.config import Budget
 from spec.grouping import batch_cost, load_of_group, oversize
-from spec.messages import ClosedBy, Finished, Outcome, Step
+from spec.messages import AbortedBy, ClosedBy, Finished, Outcome, Step
 from spec.rank import RankState, held
 from spec.samples import Sample
 
@@ -140,9 +141,17 @@ class LoaderShell:
     def share_reason(self, rank: int) -> None:
         self._faults.share_reason(rank)
 
+    def give_up(self, state: RankState) -> None:
+        own = AbortedBy(self._ports.transport.seat.rank)
+        error = self._faults.explain(own, state.place.step, self._undelivered(state))
+        self._ports.outbox.finish(error)
+
+    def _undelivered(self, state: RankState) -> list[SampleId]:
+        return [self._contents[sample.seq].sample_id for sample in held(state)]
+
     def end(self, outcome: Outcome, state: RankState) -> None:
         stats = self._ports.stats
-        undelivered = [self._contents[sample.seq].sample_id for sample in held(state)]
+        undelivered = self._undelivered(state)
         stats.undelivered.extend(undelivered)
         stats.complete = stats.complete or isinstance(outcome, Finished)
         if isinstance(outcome, ClosedBy):

@@ -7,6 +7,7 @@ integers and merging is an element-wise maximum: one `all_reduce(MAX)`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from spec.config import Config, Idle, Mode, Terms
@@ -53,7 +54,8 @@ class Tally(NamedTuple):
     closed_rank: int
 
 
-class Steps(NamedTuple):
+@dataclass(frozen=True)
+class Steps:
     """All ranks take `target` steps. Before that, `donor` (if any) sends its spare to the ranks
     that have none."""
 
@@ -61,23 +63,27 @@ class Steps(NamedTuple):
     donor: int | None
 
 
-class Finish(NamedTuple):
+@dataclass(frozen=True)
+class Finish:
     """The epoch is complete."""
 
 
-class Close(NamedTuple):
+@dataclass(frozen=True)
+class Close:
     """The trainer of `rank` stopped early: the epoch ends here for all."""
 
     rank: int
 
 
-class Abort(NamedTuple):
+@dataclass(frozen=True)
+class Abort:
     """The pipeline of `rank` failed: every rank raises an error that names it."""
 
     rank: int
 
 
-class Mismatch(NamedTuple):
+@dataclass(frozen=True)
+class Mismatch:
     """Ranks differ in a term: nothing that they decide would be the same."""
 
     term: str

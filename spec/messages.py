@@ -7,11 +7,14 @@ back the event that the command asks for:
     PostReport      Tallied or PeerLost
     PostCounts      Totalled or PeerLost
     Emit            Emitted, Failed or Closed
-    Filter, KeepSpare, ShareSpare, Retire, ShareReason, End     none
+    Filter, KeepSpare, ShareSpare, Retire, GiveUp, ShareReason, End     none
+
+These are dataclasses, as named tuples of different types are equal when their fields are.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from spec.exchange import Tally
@@ -20,41 +23,49 @@ from spec.samples import Counts, Group, Sample
 # ---------------------------------------------------------------- events
 
 
-class Arrived(NamedTuple):
+@dataclass(frozen=True)
+class Arrived:
     """Samples from the input, at most as many as were asked for, numbered on from the last."""
 
     samples: tuple[Sample, ...]
 
 
-class InputEnded(NamedTuple):
+@dataclass(frozen=True)
+class InputEnded:
     """The input has no more samples in this epoch."""
 
 
-class Failed(NamedTuple):
+@dataclass(frozen=True)
+class Failed:
     """This rank's pipeline broke: reading a sample, or making the batch of the step at hand."""
 
 
-class Closed(NamedTuple):
+@dataclass(frozen=True)
+class Closed:
     """This rank's trainer stopped early and takes no more steps."""
 
 
-class Tallied(NamedTuple):
+@dataclass(frozen=True)
+class Tallied:
     """The exchange of reports is complete."""
 
     tally: Tally
 
 
-class Totalled(NamedTuple):
+@dataclass(frozen=True)
+class Totalled:
     """The exchange of counts is complete: for each step of the round, the sums over all ranks."""
 
     totals: tuple[Counts, ...]
 
 
-class Emitted(NamedTuple):
+@dataclass(frozen=True)
+class Emitted:
     """The step at hand is in the output queue."""
 
 
-class PeerLost(NamedTuple):
+@dataclass(frozen=True)
+class PeerLost:
     """An exchange broke because another rank is gone (`rank`, where that is known)."""
 
     rank: int | None
@@ -81,75 +92,94 @@ class Step(NamedTuple):
         return not self.group
 
 
-class Pull(NamedTuple):
+@dataclass(frozen=True)
+class Pull:
     """Ask the input for at least one and at most `limit` samples."""
 
     limit: int
 
 
-class Filter(NamedTuple):
+@dataclass(frozen=True)
+class Filter:
     """Let go of a sample that cannot be trained on, and list it."""
 
     sample: Sample
 
 
-class KeepSpare(NamedTuple):
+@dataclass(frozen=True)
+class KeepSpare:
     """Remember this sample's content: idle steps are made of it."""
 
     sample: Sample
 
 
-class PostReport(NamedTuple):
+@dataclass(frozen=True)
+class PostReport:
     """Merge this tally with all other ranks' (collective)."""
 
     tally: Tally
 
 
-class ShareSpare(NamedTuple):
+@dataclass(frozen=True)
+class ShareSpare:
     """`donor` sends its spare to all; ranks without one keep it (collective)."""
 
     donor: int
 
 
-class PostCounts(NamedTuple):
+@dataclass(frozen=True)
+class PostCounts:
     """Sum these counts, one for each step of the round, over all ranks (collective)."""
 
     counts: tuple[Counts, ...]
 
 
-class Emit(NamedTuple):
+@dataclass(frozen=True)
+class Emit:
     """Make the batch of this step and put it into the output queue."""
 
     step: Step
 
 
-class Retire(NamedTuple):
+@dataclass(frozen=True)
+class Retire:
     """End the trainer's iteration on this drained rank; the exchange goes on without it."""
 
 
-class ShareReason(NamedTuple):
+@dataclass(frozen=True)
+class GiveUp:
+    """End the trainer's iteration with this rank's error: it cannot make even an idle step. The
+    exchange goes on, to tell the other ranks."""
+
+
+@dataclass(frozen=True)
+class ShareReason:
     """`rank` tells all others why it failed (collective)."""
 
     rank: int
 
 
-class Finished(NamedTuple):
+@dataclass(frozen=True)
+class Finished:
     """The epoch ended as its mode says."""
 
 
-class ClosedBy(NamedTuple):
+@dataclass(frozen=True)
+class ClosedBy:
     """The epoch ended because the trainer of `rank` stopped early."""
 
     rank: int
 
 
-class AbortedBy(NamedTuple):
+@dataclass(frozen=True)
+class AbortedBy:
     """The epoch ended because the pipeline of `rank` failed."""
 
     rank: int
 
 
-class Mismatched(NamedTuple):
+@dataclass(frozen=True)
+class Mismatched:
     """The epoch ended because ranks differ in a term."""
 
     term: str
@@ -157,7 +187,8 @@ class Mismatched(NamedTuple):
     high: int
 
 
-class Lost(NamedTuple):
+@dataclass(frozen=True)
+class Lost:
     """The epoch ended because a rank is gone."""
 
     rank: int | None
@@ -166,7 +197,8 @@ class Lost(NamedTuple):
 Outcome = Finished | ClosedBy | AbortedBy | Mismatched | Lost
 
 
-class End(NamedTuple):
+@dataclass(frozen=True)
+class End:
     """The epoch is over on this rank, behind all the steps emitted before."""
 
     outcome: Outcome
@@ -181,6 +213,7 @@ Command = (
     | PostCounts
     | Emit
     | Retire
+    | GiveUp
     | ShareReason
     | End
 )

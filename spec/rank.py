@@ -37,6 +37,7 @@ from spec.messages import (
     Failed,
     Filter,
     Finished,
+    GiveUp,
     InputEnded,
     KeepSpare,
     Lost,
@@ -357,8 +358,8 @@ def _fail(setup: Setup, state: RankState) -> Transition:
     if state.phase is Phase.FILLING:
         return _fill(setup, state)
     if state.pending[0].idle:
-        # Not even an idle step can be made: nothing more can be emitted here.
-        return _emit(setup, state._replace(pending=()))
+        state, commands = _emit(setup, state._replace(pending=()))
+        return Transition(state, (GiveUp(), *commands))
     idle = tuple(step._replace(group=(), local=NOTHING) for step in state.pending)
     return _emit(setup, _withdraw(state)._replace(pending=idle))
 

@@ -20,6 +20,7 @@ from spec.messages import (
     Failed,
     Filter,
     Finished,
+    GiveUp,
     InputEnded,
     KeepSpare,
     Lost,
@@ -201,7 +202,9 @@ def test_not_even_idle_steps_can_be_made() -> None:
     rank.tallied()
     rank.totalled()
     rank.on(Failed())
-    assert isinstance(rank.on(Failed())[0], PostReport)
+    give_up, report = rank.on(Failed())
+    assert give_up == GiveUp()  # its own trainer learns it at once, the others in the next round
+    assert isinstance(report, PostReport)
 
 
 def test_a_met_quota_withdraws_the_steps_behind_it() -> None:

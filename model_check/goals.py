@@ -1,0 +1,133 @@
+"""What must happen in some run, so that the promises are not kept by doing nothing.
+
+Each is a function of a rank with its environment. A goal that no state of the worlds explored
+reaches fails the verification: the promise that it guards would be about nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from spec.grouping import group, oversize
+from spec.messages import AbortedBy, ClosedBy, Finished, Lost, Step
+from spec.rank import Phase, Trainer
+from spec.world import Node, World
+
+GoalCheck = Callable[[World, Node], bool]
+
+
+def _decided(node: Node) -> tuple[Step, ...]:
+    return (*node.queue, *node.machine.pending)
+
+
+def carry(world: World, node: Node) -> bool:
+    """Samples wait for the next round, because another rank cannot take as many steps."""
+    return node.machine.phase is Phase.TOTALLING and bool(node.machine.window)
+
+
+def split(world: World, node: Node) -> bool:
+    """Groups are smaller than the budget allows, because another rank wants more steps."""
+    machine = node.machine
+    samples = tuple(s for g in machine.groups for s in g)
+    aligned = machine.phase is Phase.TOTALLING and not machine.window and bool(samples)
+    return aligned and len(machine.groups) > len(group(world.config.budget, samples))
+
+
+def full_batch(world: World, node: Node) -> bool:
+    """A step holds more than one sample."""
+    return any(len(step.group) > 1 for step in _decided(node))
+
+
+def idle_step(world: World, node: Node) -> bool:
+    """A rank takes an idle step."""
+    return any(step.idle for step in _decided(node))
+
+
+def borrowed_spare(world: World, node: Node) -> bool:
+    """A rank that never saw a sample borrows one to idle with."""
+    return node.machine.donor is not None
+
+
+def filtered_sample(world: World, node: Node) -> bool:
+    """A sample is filtered."""
+    return node.filtered != 0
+
+
+def oversize_alone(world: World, node: Node) -> bool:
+    """A sample above the budget travels."""
+    budget = world.config.budget
+    return any(oversize(budget, s) for step in _decided(node) for s in step.group)
+
+
+def retired(world: World, node: Node) -> bool:
+    """A drained rank's trainer is told to stop while the others go on."""
+    return node.machine.trainer is Trainer.RETIRED and node.machine.phase is not Phase.ENDED
+
+
+def finished(world: World, node: Node) -> bool:
+    """An epoch finishes behind at least one step."""
+    return isinstance(node.outcome, Finished) and node.steps > 0
+
+
+def second_epoch(world: World, node: Node) -> bool:
+    """A second epoch takes a step."""
+    return node.machine.place.epoch > 0 and node.steps > 0
+
+
+def quota_withdraws(world: World, node: Node) -> bool:
+    """The quota is met before the last step of a round, so that samples go back."""
+    quota = world.config.quota
+    met = quota is not None and node.machine.delivered >= quota
+    return met and bool(node.machine.window)
+
+
+def queue_full(world: World, node: Node) -> bool:
+    """A batcher has to wait for room in its queue."""
+    return len(node.queue) == world.queue and bool(node.machine.pending)
+
+
+def abort_behind_steps(world: World, node: Node) -> bool:
+    """A failure is decided on while a trainer still has steps to take."""
+    return isinstance(node.outcome, AbortedBy) and bool(node.queue)
+
+
+def close_elsewhere(world: World, node: Node) -> bool:
+    """A trainer's early stop ends the epoch on a rank."""
+    return isinstance(node.outcome, ClosedBy)
+
+
+def idle_for_failure(world: World, node: Node) -> bool:
+    """A rank that cannot make a batch idles, so that nobody waits for it."""
+    return node.machine.input.value == "failed" and any(step.idle for step in _decided(node))
+
+
+def surrender(world: World, node: Node) -> bool:
+    """A rank cannot make even an idle step."""
+    return node.surrendered
+
+
+def peer_lost(world: World, node: Node) -> bool:
+    """A rank notices that another has died."""
+    return isinstance(node.outcome, Lost)
+
+
+GOALS: Mapping[str, GoalCheck] = {
+    "carry": carry,
+    "split": split,
+    "full batch": full_batch,
+    "idle step": idle_step,
+    "borrowed spare": borrowed_spare,
+    "filtered sample": filtered_sample,
+    "oversize sample": oversize_alone,
+    "retired trainer": retired,
+    "finished epoch": finished,
+    "second epoch": second_epoch,
+    "quota withdraws": quota_withdraws,
+    "queue full": queue_full,
+    "abort behind queued steps": abort_behind_steps,
+    "early stop ends the epoch": close_elsewhere,
+    "idle for a failure": idle_for_failure,
+    "surrender": surrender,
+    "peer lost": peer_lost,
+}
+"""All goals by name."""

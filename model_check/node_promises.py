@@ -1,0 +1,157 @@
+"""The promises about one rank with its environment, in every state of the closed system.
+
+Each is a function of a `spec.world.Node` that returns what is wrong, or None. What they add up to
+over a whole epoch is judged in `model_check.end_promises`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from model_check.explorer import Broken
+from spec.grouping import load_of_group, within
+from spec.messages import AbortedBy, Finished, Mismatched, Step
+from spec.rank import Phase, Trainer, held
+from spec.system import bits
+from spec.world import Node, Outbox, World
+
+NodePromise = Callable[[World, Node], str | None]
+
+
+def _decided(node: Node) -> tuple[Step, ...]:
+    """The steps that are decided on and have not reached the trainer."""
+    return (*node.queue, *node.machine.pending)
+
+
+def identity_coverage(world: World, node: Node) -> str | None:
+    """Every sample that has arrived is in exactly one place: held by the batcher, in the queue,
+    with the trainer, filtered, or left behind in the queue by a trainer that stopped."""
+    if not node.alive:
+        return None
+    holding = held(node.machine)
+    waiting = [s for step in node.queue for s in step.group]
+    seqs = [s.seq for s in (*holding, *waiting)]
+    if len(seqs) != len(set(seqs)):
+        return f"a sample is in two places: held {holding}, queued {waiting}"
+    places = [sum(1 << s.seq for s in holding), bits(node.queue)]
+    places += [node.taken, node.filtered, node.dropped]
+    everything = 0
+    for place in places:
+        if everything & place:
+            return f"samples {_names(everything & place)} are in two places"
+        everything |= place
+    missing = ((1 << node.machine.arrived) - 1) & ~everything
+    return f"samples {_names(missing)} are lost" if missing else None
+
+
+def step_alignment(world: World, node: Node) -> str | None:
+    """Steps reach the trainer in order, without a gap, up to the last one that was decided on."""
+    numbers = [step.number for step in node.queue]
+    if node.outbox is Outbox.OPEN or numbers:
+        expected = list(range(node.steps, node.steps + len(numbers)))
+        if numbers != expected:
+            return f"the queue holds steps {numbers} where {expected} come next"
+    return None
+
+
+def budget(world: World, node: Node) -> str | None:
+    """A group of two or more samples is within the budget."""
+    for step in _decided(node):
+        if step.group and not within(world.config.budget, load_of_group(step.group)):
+            return f"step {step.number} holds {[s.cost for s in step.group]}"
+    return None
+
+
+def bounded_memory(world: World, node: Node) -> str | None:
+    """A batcher holds at most a window of samples, and its queue at most its capacity of steps."""
+    if len(held(node.machine)) > world.config.window:
+        return f"{len(held(node.machine))} samples are held"
+    if len(node.queue) > world.queue:
+        return f"{len(node.queue)} steps are queued"
+    return None
+
+
+def bounded_delay(world: World, node: Node) -> str | None:
+    """A sample leaves within as many rounds as the window has places, that of its arrival
+    included: the oldest always goes, so that in each round it has one fewer before it."""
+    for step in _decided(node):
+        for s in step.group:
+            waited = step.round - node.entered[s.seq] + 1
+            if waited > world.config.window:
+                return f"a sample leaves after {waited} rounds"
+    return None
+
+
+def bounded_termination(world: World, node: Node) -> str | None:
+    """An epoch has at most as many steps as the largest shard has samples, and one round more."""
+    place = node.machine.place
+    if place.step > world.samples:
+        return f"step {place.step} is due, with at most {world.samples} samples on a rank"
+    if place.round > world.samples:
+        return f"round {place.round} has begun, with at most {world.samples} samples on a rank"
+    return None
+
+
+def uniform_abort(world: World, node: Node) -> str | None:
+    """A rank that ends with an error has first handed over every step that was decided on (unless
+    its trainer had left or was told to stop, or it could make no batch at all)."""
+    ended = node.machine.phase is Phase.ENDED and isinstance(node.outcome, AbortedBy)
+    served = node.machine.trainer is Trainer.SERVED and not node.surrendered
+    served = served and node.outbox is Outbox.FINISHED
+    if ended and served and node.steps + len(node.queue) != node.machine.place.step:
+        due, there = node.machine.place.step, node.steps + len(node.queue)
+        return f"{due} steps were decided on, {there} handed over"
+    return None
+
+
+def epochs_apart(world: World, node: Node) -> str | None:
+    """Ranks with the same configuration never find that they disagree: no report of one epoch is
+    merged with one of another, even if trainers have stopped early."""
+    if isinstance(node.outcome, Mismatched):
+        return f"ranks disagree on {node.outcome}"
+    return None
+
+
+def nothing_held(world: World, node: Node) -> str | None:
+    """In join mode an epoch that finishes leaves nothing in any window."""
+    joined = world.config.quota is None and node.machine.input.value == "ended"
+    if isinstance(node.outcome, Finished) and joined and _is_join(world) and held(node.machine):
+        return f"{held(node.machine)} are still held"
+    return None
+
+
+def _is_join(world: World) -> bool:
+    return world.config.mode.name == "JOIN"
+
+
+NODE_PROMISES: tuple[tuple[str, NodePromise], ...] = (
+    ("identity-coverage", identity_coverage),
+    ("identity-coverage", nothing_held),
+    ("step-alignment", step_alignment),
+    ("budget", budget),
+    ("bounded-memory", bounded_memory),
+    ("bounded-delay", bounded_delay),
+    ("bounded-termination", bounded_termination),
+    ("uniform-abort", uniform_abort),
+    ("epochs-apart", epochs_apart),
+)
+"""Each with the name of the promise that it guards."""
+
+
+def broken_by(world: World, node: Node) -> Broken | None:
+    """The first promise that a node breaks, and how."""
+    for name, promise in NODE_PROMISES:
+        text = promise(world, node)
+        if text is not None:
+            return Broken(name, text)
+    return None
+
+
+def _names(mask: int) -> list[int]:
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]
+
+
+NODE_STATEMENTS: Mapping[str, str] = {
+    name: (promise.__doc__ or "").strip() for name, promise in reversed(NODE_PROMISES)
+}
+"""What each promise says of a rank."""
