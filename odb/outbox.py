@@ -36,13 +36,16 @@ class Outbox(Generic[T]):
             self._changed.notify_all()
             return True
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """No more items will come. The consumer gets the error behind the last of them."""
+    def finish(self, error: BaseException | None = None) -> bool:
+        """No more items will come. The consumer gets the error behind the last of them. False if
+        the queue was finished before, or closed: then nobody will see the error here."""
         with self._changed:
-            if not self._finished:
-                self._finished = True
-                self._error = error
-                self._changed.notify_all()
+            if self._finished or self._closed:
+                return False
+            self._finished = True
+            self._error = error
+            self._changed.notify_all()
+            return True
 
     def take(self) -> T | None:
         """The next item, or None behind the last one; raises the producer's error there, once."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from odb.batches import Delivery
+from odb.errors import ODBError
 from odb.info import ODBStepInfo
 from odb.interpreter import Interpreter
 from odb.outbox import Outbox
@@ -37,6 +38,11 @@ class Driver:
             self._interpreter.run()
         except BaseException as error:
             self._shell.crashed(error)
+
+    @property
+    def unseen_error(self) -> ODBError | None:
+        """See `LoaderShell.unseen_error`."""
+        return self._shell.unseen_error
 
     def stop(self) -> None:
         """Tell the protocol that the trainer takes no more steps; does not wait."""
@@ -85,26 +91,38 @@ class Session:
         self._driver = Driver(interpreter, shell, outbox)
 
     def finish_epoch(self, timeout: float | None = None) -> bool:
-        """Stop the epoch if it still runs, and wait until all ranks have agreed on its end."""
+        """Stop the epoch if it still runs, and wait until all ranks have agreed on its end.
+
+        Raises the error of an epoch from which this rank's trainer had retired before.
+        """
         if self._driver is None:
             return True
         self._driver.stop()
-        if self._driver.join(timeout):
-            self._driver = None
-        return self._driver is None
+        if not self._driver.join(timeout):
+            return False
+        driver, self._driver = self._driver, None
+        if driver.unseen_error is not None:
+            raise driver.unseen_error
+        return True
 
     def close(self, timeout: float = 0.0) -> None:
         """End the epoch and give up the exchange. If the other ranks do not agree on the end
         within `timeout` seconds, a background thread waits for them."""
-        if self.finish_epoch(timeout):
+        if self._finished(timeout):
             self.transport.close()
         else:
             threading.Thread(target=self._close_later, name="odb-close", daemon=True).start()
         _OPEN.discard(self)
 
     def _close_later(self) -> None:
-        self.finish_epoch()
+        self._finished(None)
         self.transport.close()
+
+    def _finished(self, timeout: float | None) -> bool:
+        try:
+            return self.finish_epoch(timeout)
+        except ODBError:  # was logged when it came up; closing is no place to fail
+            return True
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -113,4 +131,4 @@ _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     for session in list(_OPEN):
-        session.finish_epoch(EXIT_GRACE_S)
+        session._finished(EXIT_GRACE_S)

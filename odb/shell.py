@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from odb.batches import BatchMaker, Delivery, Spare
+from odb.errors import ODBError
 from odb.faults import FaultLog
 from odb.info import SampleId
 from odb.outbox import Outbox
@@ -16,7 +17,7 @@ from odb.transport import LinkBroken, Transport
 from spec.config import Budget
 from spec.grouping import batch_cost, load_of_group, oversize
 from spec.messages import AbortedBy, ClosedBy, Finished, Outcome, Step
-from spec.rank import RankState, held
+from spec.rank import RankState, Trainer, held
 from spec.samples import Sample
 
 logger = logging.getLogger("odb")
@@ -54,6 +55,8 @@ class LoaderShell:
         self._spare: Spare | None = None
         self._faults = FaultLog(ports.transport, options.timeout)
         self._last_round = -1
+        self.unseen_error: ODBError | None = None
+        """How an epoch failed after this rank's trainer had retired from it."""
 
     # ------------------------------------------------------------ samples in
 
@@ -164,7 +167,10 @@ class LoaderShell:
                 )
         error = self._faults.explain(outcome, state.place.step, undelivered)
         self.release()
-        self._ports.outbox.finish(error)
+        unseen = not self._ports.outbox.finish(error)
+        if unseen and error is not None and state.trainer is Trainer.RETIRED:
+            logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
+            self.unseen_error = error
 
     def crashed(self, error: BaseException) -> None:
         """An error that is no event of the protocol (a defect of odb) reaches the trainer too."""

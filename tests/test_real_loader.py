@@ -403,6 +403,57 @@ def test_a_sample_that_fails_can_be_skipped() -> None:
     assert "a broken file" in second[2][0].reason
 
 
+def failing_after_retirement(rank: int, world_size: int) -> tuple[int, list[str]]:
+    """Rank 0 drains at once; rank 1 fails later."""
+    size = (2, 40)[rank]
+    loader = odb.ODBDataLoader(
+        Broken(UNEVEN[rank], rank), sampler=range(size), token_budget=512, window=4, idle="stop"
+    )
+    errors = []
+    steps = 0
+    for _ in range(2):
+        try:
+            for _ in loader.steps():
+                steps += 1
+        except odb.ODBError as error:
+            errors.append(type(error).__name__)
+            break
+    loader.close()
+    return steps, errors
+
+
+def test_a_rank_that_retired_hears_of_a_failure_before_its_next_epoch() -> None:
+    first, second = run_ranks(failing_after_retirement, 2, start_method="fork", timeout=60)
+    assert first == (2, ["PeerFailedError"])
+    assert second[1] == ["PipelineError"]
+
+
+def unable(rank: int, world_size: int) -> tuple[int, str]:
+    def collate(samples: list[Any]) -> Any:
+        if rank == 1:
+            raise KeyError("no batch on this rank")
+        return {"n": len(samples)}
+
+    loader = loader_for(Case(UNEVEN, {"collate_fn": collate}), rank)
+    steps = 0
+    try:
+        for _ in loader.steps():
+            steps += 1
+    except odb.ODBError as error:
+        return steps, f"{type(error).__name__}: {error}"
+    finally:
+        loader.close()
+    return steps, "no error"
+
+
+def test_a_rank_that_can_make_no_batch_at_all_fails_at_once_and_tells_the_others() -> None:
+    first, second = run_ranks(unable, 2, start_method="fork", timeout=60)
+    assert second[0] == 0
+    assert second[1].startswith("PipelineError")
+    assert "no batch on this rank" in second[1]
+    assert first[1].startswith("PeerFailedError: rank 1")
+
+
 def mismatched(rank: int, world_size: int, term: str) -> tuple[str, int, int]:
     options: dict[str, Any] = {"token_budget": 512, "window": 16}
     options[term] = options.get(term, 0) + rank
