@@ -23,6 +23,7 @@ from model_check.end_promises import END_PROMISES
 from model_check.explorer import Broken, Goal, Property, Question
 from model_check.goals import GOALS
 from model_check.node_promises import broken_by
+from model_check.symmetry import anonymous
 from spec.enabled import (
     Ambient,
     ambient_of,
@@ -78,7 +79,9 @@ class ClosedSystem:
     # ------------------------------------------------------------ numbers for nodes
 
     def number(self, node: Node) -> int:
-        """The number of a node."""
+        """The number of a node (under symmetry: of all that differ in the names of ranks only)."""
+        if self.reduction.symmetry:
+            node = anonymous(node, self.world.world_size)
         number = self._numbers.get(node)
         if number is None:
             number = self._numbers[node] = len(self._nodes)
@@ -120,7 +123,7 @@ class ClosedSystem:
     def perform(self, key: Key, action: Action) -> Key:
         if isinstance(action, Exchange | Gradient):
             nodes = tuple(self._nodes[n] for n in key.nodes)
-            after = exchange(nodes) if isinstance(action, Exchange) else gradient(nodes)
+            after = exchange(self.world, nodes) if isinstance(action, Exchange) else gradient(nodes)
             return self._key(map(self.number, after), key.faults, key.stops, key.stop_after)
         rank = action.rank
         number = key.nodes[rank]

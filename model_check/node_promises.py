@@ -12,8 +12,7 @@ from model_check.explorer import Broken
 from spec.grouping import load_of_group, within
 from spec.messages import AbortedBy, Finished, Mismatched, Step
 from spec.rank import Phase, Trainer, held
-from spec.system import bits
-from spec.world import Node, Outbox, World
+from spec.world import Node, Outbox, World, bits
 
 NodePromise = Callable[[World, Node], str | None]
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from spec.config import Idle
 from spec.messages import Emit, PostCounts, PostReport, Pull, ShareReason, ShareSpare
-from spec.rank import Phase
 from spec.world import (
     Action,
     Activity,
@@ -105,7 +104,7 @@ def batcher_actions(world: World, ambient: Ambient, rank: int, node: Node) -> It
         if world.faults.input and ambient.may_fail:
             yield FailInput(rank)
     elif isinstance(command, Emit):
-        if len(node.queue) < world.queue:
+        if world.habits.has_room(node, world.queue):
             yield PutStep(rank)
         if world.faults.batch and ambient.may_fail:
             yield FailBatch(rank)
@@ -131,7 +130,7 @@ def trainer_actions(world: World, ambient: Ambient, rank: int, node: Node) -> It
                 yield BreakGradient(rank)
         case Activity.DONE | Activity.STOPPED:
             following = node.machine.place.epoch + 1
-            ended = node.machine.phase is Phase.ENDED
+            ended = world.habits.may_begin(node)
             # DDP's `Join` lets nobody out before all are through with the epoch.
             apart = not (world.coupled and world.config.idle is Idle.STOP)
             if ended and following < world.epochs and (apart or ambient.epoch_over >= following):

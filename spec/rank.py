@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from spec import alignment, exchange, grouping
+from spec import alignment, config, exchange, grouping, samples
 from spec.alignment import Alignment
-from spec.config import Budget, Config, Idle, Place, fill_target, terms_of
+from spec.config import Budget, Config, Idle, Place, terms_of
 from spec.draw import permutation
 from spec.errors import IllegalEventError
 from spec.exchange import Abort, Close, Decision, Finish, Mismatch, Report, Steps, Tally
@@ -54,7 +54,7 @@ from spec.messages import (
     Tallied,
     Totalled,
 )
-from spec.samples import NOTHING, Counts, Group, Sample, counts_of, in_arrival_order, trainable
+from spec.samples import NOTHING, Counts, Group, Sample, counts_of, in_arrival_order
 
 
 class Phase(Enum):
@@ -85,9 +85,12 @@ class Trainer(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """The replaceable parts of the protocol: a target policy inside the safe envelope is as good
-    as any other; anything else is for checking that the promises notice."""
+    """The replaceable parts of the protocol. A target policy inside the safe envelope is as good as
+    any other; replacing anything else serves to check that the promises notice (see
+    `spec.variants`)."""
 
+    trainable: Callable[[Sample], bool] = samples.trainable
+    fill_target: Callable[[Config, int], int] = config.fill_target
     group: Callable[[Budget, tuple[Sample, ...]], tuple[Group, ...]] = grouping.group
     target: Callable[[Tally], int] = exchange.paper_target
     decide: Callable[[Config, int, Tally, int], Decision] = exchange.decide
@@ -148,8 +151,8 @@ def transition(setup: Setup, state: RankState, event: Event) -> Transition:
     """
     check(state, event)
     match event:
-        case Arrived(samples):
-            return _arrive(setup, state, samples)
+        case Arrived(arrived):
+            return _arrive(setup, state, arrived)
         case InputEnded():
             return _fill(setup, state._replace(input=Input.ENDED))
         case Failed():
@@ -184,9 +187,9 @@ def check(state: RankState, event: Event) -> None:
     if state.phase not in ACCEPTED_IN[type(event)]:
         raise IllegalEventError(f"{type(event).__name__} while the rank is {state.phase.value}")
     match event:
-        case Arrived(samples):
-            expected = tuple(range(state.arrived, state.arrived + len(samples)))
-            if not samples or tuple(s.seq for s in samples) != expected:
+        case Arrived(arrived):
+            expected = tuple(range(state.arrived, state.arrived + len(arrived)))
+            if not arrived or tuple(s.seq for s in arrived) != expected:
                 raise IllegalEventError(f"expected samples numbered from {state.arrived}")
         case Totalled(totals) if len(totals) != len(state.groups):
             raise IllegalEventError(f"{len(totals)} totals for {len(state.groups)} steps")
@@ -200,7 +203,7 @@ def check(state: RankState, event: Event) -> None:
 def _fill(setup: Setup, state: RankState) -> Transition:
     """Ask for samples until the window holds what this round waits for, then report."""
     state = state._replace(phase=Phase.FILLING)
-    room = fill_target(setup.config, state.place.round) - len(state.window)
+    room = setup.rules.fill_target(setup.config, state.place.round) - len(state.window)
     if room > 0 and state.input is Input.OPEN and _wants_samples(setup, state):
         return Transition(state, (Pull(room),))
     return _report(setup, state)
@@ -213,9 +216,10 @@ def _wants_samples(setup: Setup, state: RankState) -> bool:
     return sound and not quota_met(setup.config, state.delivered)
 
 
-def _arrive(setup: Setup, state: RankState, samples: tuple[Sample, ...]) -> Transition:
-    commands: list[Command] = [Filter(s) for s in samples if not trainable(s)]
-    kept = tuple(s for s in samples if trainable(s))
+def _arrive(setup: Setup, state: RankState, arrived: Group) -> Transition:
+    trainable = setup.rules.trainable
+    commands: list[Command] = [Filter(s) for s in arrived if not trainable(s)]
+    kept = tuple(s for s in arrived if trainable(s))
     spare = state.spare
     if kept:
         cheapest = min(kept, key=lambda s: (s.cost, s.seq))
@@ -223,7 +227,7 @@ def _arrive(setup: Setup, state: RankState, samples: tuple[Sample, ...]) -> Tran
             spare = cheapest
             commands.append(KeepSpare(spare))
     state = state._replace(
-        window=state.window + kept, arrived=state.arrived + len(samples), spare=spare
+        window=state.window + kept, arrived=state.arrived + len(arrived), spare=spare
     )
     state, more = _fill(setup, state)
     return Transition(state, (*commands, *more))

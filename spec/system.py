@@ -33,11 +33,10 @@ from spec.messages import (
     PostReport,
     Retire,
     ShareReason,
-    Step,
     Tallied,
     Totalled,
 )
-from spec.rank import Trainer, start, transition
+from spec.rank import Trainer, start
 from spec.samples import Sample, add_counts
 from spec.world import (
     Action,
@@ -54,7 +53,6 @@ from spec.world import (
     NextEpoch,
     Node,
     NoticeStop,
-    Outbox,
     PutStep,
     Receive,
     SeeEnd,
@@ -63,6 +61,7 @@ from spec.world import (
     StopEarly,
     TakeStep,
     World,
+    bits,
 )
 
 
@@ -81,7 +80,7 @@ def act(world: World, state: State, action: Action) -> State:
     """The state after an enabled action. Raises what the protocol's functions raise: the shipped
     ones never do."""
     if isinstance(action, Exchange):
-        return state._replace(nodes=exchange(state.nodes))
+        return state._replace(nodes=exchange(world, state.nodes))
     if isinstance(action, Gradient):
         return state._replace(nodes=gradient(state.nodes))
     rank = action.rank
@@ -112,7 +111,7 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
         case Receive() if node.inbox is not None:
             return _feed(world, rank, node._replace(inbox=None), node.inbox)
         case LosePeer() if isinstance(node.commands[0], ShareReason):
-            return _settle(node._replace(commands=node.commands[1:]))
+            return _settle(world, node._replace(commands=node.commands[1:]))
         case LosePeer():
             return _feed(world, rank, node._replace(inbox=None), PeerLost(None))
         case NoticeStop():
@@ -130,7 +129,7 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
                 taken=node.taken | bits((step,)),
             )
         case BreakGradient():
-            return _leave_queue(node._replace(trainer=Activity.FAILED))
+            return world.habits.leave_queue(node._replace(trainer=Activity.FAILED))
         case SeeEnd():
             # A retired trainer has left in peace, whatever becomes of the epoch.
             retired = node.machine.trainer is Trainer.RETIRED
@@ -138,32 +137,22 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
             good = good or retired
             return node._replace(trainer=Activity.DONE if good else Activity.FAILED)
         case StopEarly():
-            return _leave_queue(node._replace(trainer=Activity.STOPPED))
+            return world.habits.leave_queue(node._replace(trainer=Activity.STOPPED))
         case NextEpoch():
             return fresh(world, rank, node.machine.place.epoch + 1)
         case Crash():
-            return _leave_queue(node._replace(alive=False, commands=(), inbox=None))
+            return world.habits.leave_queue(node._replace(alive=False, commands=(), inbox=None))
         case _:
             raise AssertionError(f"{action} is not an action of one rank")
 
 
-def bits(steps: tuple[Step, ...]) -> int:
-    """The samples of some steps, a bit for each `seq`."""
-    return sum(1 << s.seq for step in steps for s in step.group)
-
-
-def _leave_queue(node: Node) -> Node:
-    dropped = node.dropped | bits(node.queue)
-    return node._replace(outbox=Outbox.CLOSED, queue=(), dropped=dropped)
-
-
 def _feed(world: World, rank: int, node: Node, event: Event) -> Node:
     """Give the batcher an event; its next commands replace the one that asked for it."""
-    machine, commands = transition(world.setup(rank), node.machine, event)
-    return _settle(node._replace(machine=machine, commands=commands))
+    machine, commands = world.machine(world.setup(rank), node.machine, event)
+    return _settle(world, node._replace(machine=machine, commands=commands))
 
 
-def _settle(node: Node) -> Node:
+def _settle(world: World, node: Node) -> Node:
     """Perform the commands that need nobody else, up to the first that does."""
     while node.commands:
         match node.commands[0]:
@@ -172,22 +161,18 @@ def _settle(node: Node) -> Node:
             case KeepSpare():
                 pass
             case Retire():
-                node = _finish(node)
+                node = world.habits.finish_queue(node)
             case GiveUp():
-                node = _finish(node)._replace(surrendered=True)
+                node = world.habits.finish_queue(node)._replace(surrendered=True)
             case End(outcome):
-                node = _finish(node)._replace(outcome=outcome)
+                node = world.habits.finish_queue(node)._replace(outcome=outcome)
             case _:
                 return node
         node = node._replace(commands=node.commands[1:])
     return node
 
 
-def _finish(node: Node) -> Node:
-    return node._replace(outbox=Outbox.FINISHED) if node.outbox is Outbox.OPEN else node
-
-
-def exchange(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def exchange(world: World, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Complete the collective that all batchers are in: each finds the result in its inbox."""
     fronts = [node.commands[0] for node in nodes]
     event: Event | None = None
@@ -202,7 +187,7 @@ def exchange(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         totals = (reduce(add_counts, of_step) for of_step in zip(*counts, strict=True))
         event = Totalled(tuple(totals))
     if event is None:
-        return tuple(_settle(node._replace(commands=node.commands[1:])) for node in nodes)
+        return tuple(_settle(world, node._replace(commands=node.commands[1:])) for node in nodes)
     return tuple(node._replace(inbox=event) for node in nodes)
 
 

@@ -3,6 +3,7 @@ actions by which that state changes. How it changes is in `spec.system`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from spec.config import Config
 from spec.errors import ConfigError
 from spec.messages import Command, Event, Outcome, Step
-from spec.rank import RankState, Rules, Setup
+from spec.rank import Phase, RankState, Rules, Setup, Transition, transition
 
 
 class Stop(Enum):
@@ -30,42 +31,6 @@ class Faults:
     input: bool = True
     batch: bool = True
     crash: bool = True
-
-
-SHIPPED = Rules()
-"""The protocol as it is."""
-
-
-@dataclass(frozen=True)
-class World:
-    """The bounds of a closed system.
-
-    kinds: the (cost, weight) pairs that an input may deliver; at most `samples` on a rank in an
-        epoch. queue: capacity of an output queue, in steps. epochs: how many in a row.
-    coupled: trainers meet in a gradient collective in every step, as data-parallel training does.
-    """
-
-    config: Config
-    world_size: int
-    kinds: tuple[tuple[int, int], ...]
-    samples: int
-    queue: int = 1
-    epochs: int = 1
-    coupled: bool = True
-    stop: Stop = Stop.NEVER
-    faults: Faults = Faults()
-    rules: Rules = SHIPPED
-
-    def __post_init__(self) -> None:
-        if self.stop is Stop.ALONE and self.coupled:
-            raise ConfigError(
-                "a trainer that stops alone leaves the others in their gradient collective for "
-                "ever, whatever the loader does: use coupled=False"
-            )
-
-    def setup(self, rank: int) -> Setup:
-        """The setup of a rank's state machine."""
-        return Setup(self.config, rank, self.world_size, self.rules)
 
 
 class Outbox(Enum):
@@ -116,6 +81,91 @@ class Node(NamedTuple):
     filtered: int = 0
     dropped: int = 0
     entered: tuple[int, ...] = ()
+
+
+Machine = Callable[[Setup, RankState, Event], Transition]
+"""The signature of `spec.rank.transition`."""
+
+
+def finish_queue(node: Node) -> Node:
+    """The batcher puts no more steps into its queue. Those in it stay for the trainer."""
+    return node._replace(outbox=Outbox.FINISHED) if node.outbox is Outbox.OPEN else node
+
+
+def leave_queue(node: Node) -> Node:
+    """The trainer takes no more steps from its queue: it is emptied, so that a batcher that waits
+    for room goes on."""
+    dropped = node.dropped | bits(node.queue)
+    return node._replace(outbox=Outbox.CLOSED, queue=(), dropped=dropped)
+
+
+def has_room(node: Node, capacity: int) -> bool:
+    """Whether a batcher may put a step into its queue."""
+    return len(node.queue) < capacity
+
+
+def may_begin(node: Node) -> bool:
+    """Whether a rank may begin its next epoch: its batcher has ended the one before."""
+    return node.machine.phase is Phase.ENDED
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What the loader does around the protocol, with its queue and between epochs."""
+
+    finish_queue: Callable[[Node], Node] = finish_queue
+    leave_queue: Callable[[Node], Node] = leave_queue
+    has_room: Callable[[Node, int], bool] = has_room
+    may_begin: Callable[[Node], bool] = may_begin
+
+
+FAITHFUL = Habits()
+"""The loader as it is."""
+
+
+def bits(steps: tuple[Step, ...]) -> int:
+    """The samples of some steps, a bit for each `seq`."""
+    return sum(1 << s.seq for step in steps for s in step.group)
+
+
+SHIPPED = Rules()
+"""The protocol as it is."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The bounds of a closed system.
+
+    kinds: the (cost, weight) pairs that an input may deliver; at most `samples` on a rank in an
+        epoch. queue: capacity of an output queue, in steps. epochs: how many in a row.
+    coupled: trainers meet in a gradient collective in every step, as data-parallel training does.
+    rules, machine, habits: the protocol, and what the loader does around it; to be replaced by
+        variants that must not hold.
+    """
+
+    config: Config
+    world_size: int
+    kinds: tuple[tuple[int, int], ...]
+    samples: int
+    queue: int = 1
+    epochs: int = 1
+    coupled: bool = True
+    stop: Stop = Stop.NEVER
+    faults: Faults = Faults()
+    rules: Rules = SHIPPED
+    machine: Machine = transition
+    habits: Habits = FAITHFUL
+
+    def __post_init__(self) -> None:
+        if self.stop is Stop.ALONE and self.coupled:
+            raise ConfigError(
+                "a trainer that stops alone leaves the others in their gradient collective for "
+                "ever, whatever the loader does: use coupled=False"
+            )
+
+    def setup(self, rank: int) -> Setup:
+        """The setup of a rank's state machine."""
+        return Setup(self.config, rank, self.world_size, self.rules)
 
 
 class State(NamedTuple):
