@@ -65,25 +65,37 @@ def _retired(node: Node) -> bool:
 
 
 def quota_closure(world: World, state: State) -> str | None:
-    """In quota mode, an epoch that finishes has met the quota with its last step and not before, or
-    everything was delivered; without a quota no rank has idled."""
+    """In quota mode an epoch that finishes has met the quota, or has delivered everything; without
+    a quota some rank has nothing left."""
     if world.config.mode is not Mode.QUOTA:
         return None
-    complete = (isinstance(n.outcome, Finished) and n.trainer is Activity.DONE for n in state.nodes)
-    if not all(complete):
+    if not _complete(state):
         return None
-    delivered = sum(node.taken.bit_count() for node in state.nodes)
-    quota = world.config.quota
-    if quota is None:
-        if any(node.taken.bit_count() < node.steps for node in state.nodes):
-            return "a rank has idled"
-        return None
-    undelivered = any(node.machine.window for node in state.nodes)
-    if delivered < quota and undelivered:
+    holding = [bool(node.machine.window) for node in state.nodes]
+    quota, delivered = world.config.quota, _delivered(state)
+    if quota is None and all(holding):
+        return "the epoch has ended, and every rank still holds samples"
+    if quota is not None and delivered < quota and any(holding):
         return f"{delivered} samples were delivered of a quota of {quota}, and some are held"
-    if delivered >= quota + sum(_largest_step(node) for node in state.nodes):
-        return f"{delivered} samples were delivered of a quota of {quota}"
     return None
+
+
+def exact_gradient(world: World, state: State) -> str | None:
+    """The totals by which losses are scaled are true: what every rank was told that all ranks
+    together have delivered is what they have."""
+    if _complete(state):
+        for rank, node in enumerate(state.nodes):
+            if node.got != _delivered(state) and node.machine.trainer is not Trainer.RETIRED:
+                return f"rank {rank} was told of {node.got} samples, {_delivered(state)} were taken"
+    return None
+
+
+def _complete(state: State) -> bool:
+    return all(isinstance(n.outcome, Finished) and n.trainer is Activity.DONE for n in state.nodes)
+
+
+def _delivered(state: State) -> int:
+    return sum(node.taken.bit_count() for node in state.nodes)
 
 
 END_PROMISES: tuple[tuple[str, EndPromise], ...] = (
@@ -91,6 +103,7 @@ END_PROMISES: tuple[tuple[str, EndPromise], ...] = (
     ("step-alignment", step_alignment),
     ("uniform-abort", uniform_abort),
     ("quota-closure", quota_closure),
+    ("exact-gradient", exact_gradient),
 )
 """Each with the name of the promise that it guards."""
 
@@ -102,10 +115,6 @@ def _through(world: World, node: Node) -> bool:
         return True
     last = node.machine.place.epoch + 1 == world.epochs
     return last and node.trainer in (Activity.DONE, Activity.STOPPED)
-
-
-def _largest_step(node: Node) -> int:
-    return max(1, node.taken.bit_count())
 
 
 # ---------------------------------------------------------------- who waits for whom

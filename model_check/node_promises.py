@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from model_check.explorer import Broken
+from spec.config import Idle, Mode
 from spec.grouping import load_of_group, within
 from spec.messages import AbortedBy, Finished, Mismatched, Step
-from spec.rank import Phase, Trainer, held
+from spec.rank import Input, Phase, Trainer, has_spare, held
 from spec.world import Node, Outbox, World, bits
 
 NodePromise = Callable[[World, Node], str | None]
@@ -111,22 +112,44 @@ def epochs_apart(world: World, node: Node) -> str | None:
     return None
 
 
-def nothing_held(world: World, node: Node) -> str | None:
-    """In join mode an epoch that finishes leaves nothing in any window."""
-    joined = world.config.quota is None and node.machine.input.value == "ended"
-    if isinstance(node.outcome, Finished) and joined and _is_join(world) and held(node.machine):
-        return f"{held(node.machine)} are still held"
+def quota_closure(world: World, node: Node) -> str | None:
+    """In quota mode no step follows the one at which the global quota is met; without a quota no
+    rank idles."""
+    if world.config.mode is not Mode.QUOTA:
+        return None
+    quota, got = world.config.quota, node.got
+    for step in _decided(node):
+        if quota is None and step.idle and node.machine.input is not Input.FAILED:
+            return f"step {step.number} is idle"
+        if quota is not None and got >= quota:
+            return f"step {step.number} comes behind the quota of {quota}: {got} were delivered"
+        got += step.total.samples
     return None
 
 
-def _is_join(world: World) -> bool:
-    return world.config.mode.name == "JOIN"
+def nothing_held(world: World, node: Node) -> str | None:
+    """In join mode an epoch that finishes leaves nothing in any window."""
+    finished = world.config.mode is Mode.JOIN and isinstance(node.outcome, Finished)
+    if finished and held(node.machine):
+        return f"the epoch has finished, and {held(node.machine)} are still held"
+    return None
+
+
+def spare_at_hand(world: World, node: Node) -> str | None:
+    """A rank that has to idle has a sample to idle with: nobody waits for a step that cannot be
+    made."""
+    idle = any(step.idle for step in node.machine.pending)
+    if idle and world.config.idle is Idle.PAD and not has_spare(node.machine):
+        return "an idle step is due and there is no sample to make it of"
+    return None
 
 
 NODE_PROMISES: tuple[tuple[str, NodePromise], ...] = (
     ("identity-coverage", identity_coverage),
     ("identity-coverage", nothing_held),
+    ("deadlock-freedom", spare_at_hand),
     ("step-alignment", step_alignment),
+    ("quota-closure", quota_closure),
     ("budget", budget),
     ("bounded-memory", bounded_memory),
     ("bounded-delay", bounded_delay),

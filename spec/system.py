@@ -127,6 +127,7 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
                 trainer=Activity.IN_GRADIENT if world.coupled else Activity.READY,
                 steps=step.number + 1,
                 taken=node.taken | bits((step,)),
+                got=node.got + step.total.samples,
             )
         case BreakGradient():
             return world.habits.leave_queue(node._replace(trainer=Activity.FAILED))

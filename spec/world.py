@@ -63,7 +63,8 @@ class Node(NamedTuple):
 
     The rest is a log, for the promises to look at; nothing depends on it. taken, filtered, dropped:
     the samples that reached the trainer, were filtered, and were in the queue when the trainer left
-    it, each a bit for each `seq`. entered: the round in which each sample arrived.
+    it, each a bit for each `seq`. entered: the round in which each sample arrived. got: how many
+    samples the steps that the trainer has taken held, on all ranks together.
     """
 
     machine: RankState
@@ -81,6 +82,7 @@ class Node(NamedTuple):
     filtered: int = 0
     dropped: int = 0
     entered: tuple[int, ...] = ()
+    got: int = 0
 
 
 Machine = Callable[[Setup, RankState, Event], Transition]

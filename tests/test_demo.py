@@ -143,7 +143,7 @@ class TestAccounting:
         assert not found.exactly_once
         assert found.missing == ((0, 2),)
         assert found.repeated == ((0, 1),)
-        assert str(found) == "no: 1 missing, 1 more than once"
+        assert str(found) == "no (1 missing, 1 repeated)"
 
     def test_a_sample_in_the_wrong_epoch_is_found(self) -> None:
         found = account(2, 2, [(0, 0), (0, 1), (0, 0), (1, 1)])

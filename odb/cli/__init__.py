@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from odb.cli import bench, demo, plan
+from odb.cli.bench import app as bench
+from odb.cli.demo import demo
+from odb.cli.plan import plan
 
 app = typer.Typer(
     name="odb",
@@ -13,9 +15,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo.demo)
-app.command("plan")(plan.plan)
-app.add_typer(bench.app, name="bench")
+app.command("demo")(demo)
+app.command("plan")(plan)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,103 @@
+"""Which worlds are explored: what exactly a verification covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model_check.closed import Reduction
+from spec.config import Budget, Config, Idle, Mode
+from spec.world import Faults, Stop, World
+
+BUDGET = Budget(3)
+SHORT, LONG, OVERSIZE, EMPTY = (1, 1), (2, 2), (5, 5), (0, 0)
+"""Kinds of samples, as (cost, weight): three short ones fit the budget, two long ones do not, the
+oversize one does not by itself, the empty one is filtered."""
+
+
+NONE = Reduction()
+BOTH = Reduction(symmetry=True, ample=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One world to explore, and how."""
+
+    name: str
+    world: World
+    reduction: Reduction = NONE
+
+
+def config(window: int = 2, slow_start: int = 2, **settings: object) -> Config:
+    """A small configuration."""
+    return Config(BUDGET, window, slow_start=slow_start, **settings)  # type: ignore[arg-type]
+
+
+JOIN_PAD = config()
+JOIN_STOP = config(idle=Idle.STOP)
+NO_QUOTA = config(mode=Mode.QUOTA)
+QUOTA = config(mode=Mode.QUOTA, quota=2)
+
+MODES: Sequence[tuple[str, Config]] = (
+    ("join, idle pad", JOIN_PAD),
+    ("join, idle stop", JOIN_STOP),
+    ("quota mode, no quota", NO_QUOTA),
+    ("quota mode, quota 2", QUOTA),
+)
+
+
+def quick() -> list[Case]:
+    """Two ranks exhaustively with faults, three without; every mode; queues of one step, so that
+    rounds have more steps than a queue holds. Nothing is reduced with two ranks."""
+    cases = []
+    for name, settings in MODES:
+        kinds = (SHORT, LONG, OVERSIZE, EMPTY)
+        cases.append(Case(f"{name}: 4 kinds", World(settings, 2, kinds, 2)))
+        faulty = World(settings, 2, (SHORT, OVERSIZE), 2, faults=Faults(2))
+        cases.append(Case(f"{name}: 2 faults", faulty))
+        again = World(settings, 2, (SHORT, LONG), 2, epochs=2, stop=Stop.TOGETHER)
+        cases.append(Case(f"{name}: stops, 2 epochs", again, BOTH))
+        alone = World(settings, 2, (SHORT, LONG), 2, coupled=False, stop=Stop.ALONE)
+        cases.append(Case(f"{name}: one stops", alone))
+        three = World(settings, 3, (SHORT, LONG), 2)
+        cases.append(Case(f"{name}: 3 ranks", three, BOTH))
+    growing = config(window=3, slow_start=1)
+    cases.append(Case("slow start: window 3", World(growing, 2, (SHORT, LONG), 3, queue=2)))
+    cases.append(Case("3 samples: window 2", World(JOIN_PAD, 2, (LONG, OVERSIZE), 3)))
+    single = config(window=1)
+    cases.append(Case("window 1: one sample each", World(single, 2, (SHORT, OVERSIZE), 2)))
+    return cases
+
+
+def for_mutants() -> list[Case]:
+    """Small worlds in which a variant falls fast, by a run that is short and easy to read. Nothing
+    is reduced, so that ranks have their names."""
+    cases = []
+    for name, settings in MODES:
+        cases.append(Case(name, World(settings, 2, (SHORT, LONG), 2)))
+    for name, settings in MODES:
+        several = World(settings, 2, (SHORT, OVERSIZE, EMPTY), 2)
+        cases.append(Case(f"{name}: oversize and empty samples", several))
+        faulty = World(settings, 2, (SHORT, LONG), 2, faults=Faults(1))
+        cases.append(Case(f"{name}: 1 fault", faulty))
+        again = World(settings, 2, (LONG,), 2, epochs=2, stop=Stop.TOGETHER)
+        cases.append(Case(f"{name}: stops, 2 epochs", again))
+    cases.append(Case("window 2, 3 samples", World(JOIN_PAD, 2, (LONG, OVERSIZE), 3)))
+    cases.append(Case("window 1", World(config(window=1), 2, (SHORT, LONG), 2)))
+    return cases
+
+
+def full() -> list[Case]:
+    """The quick profile, and three ranks with faults, four without, larger shards and windows."""
+    cases = quick()
+    for name, settings in MODES:
+        faulty = World(settings, 3, (SHORT, OVERSIZE), 2, faults=Faults(1))
+        cases.append(Case(f"{name}: 3 ranks, 1 fault", faulty, BOTH))
+        cases.append(Case(f"{name}: 4 ranks", World(settings, 4, (SHORT, LONG), 2), BOTH))
+        more = World(settings, 2, (SHORT, LONG, OVERSIZE), 3)
+        cases.append(Case(f"{name}: 3 samples", more, BOTH))
+    return cases
+
+
+PROFILES = {"quick": quick, "full": full}
+"""The profiles of `odb verify`."""
