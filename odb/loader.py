@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from odb.batches import BatchMaker, CollateFn, LossScaling
 from odb.collate import PadCollate
-from odb.costs import CostFn, CostModel, Resource, default_cost, default_loss_weight
+from odb.costs import CostFn, CostModel, Resource
 from odb.errors import ConfigError
 from odb.info import ODBStepInfo, attach_step_info
 from odb.interpreter import Interpreter
@@ -104,6 +104,8 @@ class ODBDataLoader:
         the same step, and say which sample; "skip": it is listed in `stats.filtered`.
     prefetch: batches made ahead of the trainer. pin_memory: put them into page-locked memory.
 
+    chunk: samples of a message from a worker; default: 64, or a quarter of a smaller window.
+
     Raises ConfigError (a ValueError) at once for settings that cannot work.
     """
 
@@ -134,6 +136,7 @@ class ODBDataLoader:
         prefetch: int = 2,
         pin_memory: bool = False,
         sharded: bool = False,
+        chunk: int | None = None,
         **dataloader_options: Any,
     ) -> None:
         workers = _worker_options(dataloader_options, num_workers)
@@ -163,22 +166,19 @@ class ODBDataLoader:
                 shuffle, scaling, on_error, sharded, [(k, r.budget) for k, r in resources.items()]
             ),
         )
-        weight_fn = loss_weight_fn or (
-            default_loss_weight if cost_fn is None else _WeightOrCost(cost_fn)
-        )
+        extra_fns = tuple((name, resource.cost_fn) for name, resource in resources.items())
+        costs = CostModel.of(cost_fn, loss_weight_fn, extra_fns)
+        if scaling is LossScaling.NONE:
+            costs = replace(costs, weight_fn=None)
         self._plan = _Plan(
             config=config,
-            costs=CostModel(
-                cost_fn or default_cost,
-                weight_fn if scaling is LossScaling.EXACT else None,
-                tuple((name, resource.cost_fn) for name, resource in resources.items()),
-            ),
+            costs=costs,
             read=ReadOptions(
                 sampler=sampler,  # type: ignore[arg-type]  # DataLoader takes any iterable
                 shuffle=bool(shuffle),
                 seed=seed,
                 sharded=sharded,
-                chunk=min(LARGEST_CHUNK, -(-window // 4)),
+                chunk=_chunk_size(chunk, window),
                 workers=workers,
             ),
             shell=ShellOptions(budget, on_error_is_skip, timeout),
@@ -280,18 +280,6 @@ class ODBDataLoader:
         )
 
 
-@dataclass(frozen=True)
-class _WeightOrCost:
-    """The default loss weight beside a cost function of the user's: labels, or else that cost."""
-
-    cost_fn: CostFn
-
-    def __call__(self, sample: Any) -> int:
-        if isinstance(sample, Mapping) and sample.get("labels") is not None:
-            return default_loss_weight(sample)
-        return self.cost_fn(sample)
-
-
 def _with_info(step: tuple[Any, ODBStepInfo]) -> Any:
     return attach_step_info(*step)
 
@@ -308,6 +296,14 @@ def _worker_options(options: dict[str, Any], num_workers: int) -> dict[str, Any]
             raise ConfigError(f"ODBDataLoader has no argument {name!r}")
     handed_on = {name: value for name, value in options.items() if name in HANDED_ON}
     return {"num_workers": num_workers, **handed_on}
+
+
+def _chunk_size(chunk: int | None, window: int) -> int:
+    if chunk is None:
+        return min(LARGEST_CHUNK, -(-window // 4))
+    if chunk < 1:
+        raise ConfigError(f"chunk must be a whole number from 1, not {chunk}")
+    return chunk
 
 
 def _check_order(dataset: Any, shuffle: bool | None, sampler: Any) -> None:

@@ -37,10 +37,9 @@ class Chunk:
     errors: dict[int, SampleError]
     packed: PackedSamples
 
-    def unpack(self, *, shared: bool) -> Iterator[Entry]:
-        """The samples one by one. `shared`: the chunk came from another process."""
-        packed = self.packed.own() if shared else self.packed
-        rows = zip(self.sample_ids, packed.unpack(), self.measured, strict=True)
+    def unpack(self) -> Iterator[Entry]:
+        """The samples one by one."""
+        rows = zip(self.sample_ids, self.packed.own().unpack(), self.measured, strict=True)
         for i, (sample_id, sample, measured) in enumerate(rows):
             yield Entry(sample_id, sample, measured, self.errors.get(i))
 
@@ -102,7 +101,6 @@ class Source:
                 self._epoch_setters.append(sampler.set_epoch)
             if hasattr(dataset, "set_epoch"):
                 self._epoch_setters.append(dataset.set_epoch)
-        self._shared = options.workers.get("num_workers", 0) > 0
         self._loader: DataLoader[Any] = DataLoader(
             reader,
             batch_size=options.chunk,
@@ -116,15 +114,14 @@ class Source:
         and a fork is safest."""
         for set_epoch in self._epoch_setters:
             set_epoch(epoch)
-        return Stream(iter(self._loader), shared=self._shared)
+        return Stream(iter(self._loader))
 
 
 class Stream:
     """The samples of one epoch, in an order that does not depend on timing."""
 
-    def __init__(self, chunks: Iterator[Chunk], *, shared: bool) -> None:
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
         self._chunks: Iterator[Chunk] | None = chunks
-        self._shared = shared
         self._buffer: deque[Entry] = deque()
 
     def pull(self, limit: int) -> list[Entry]:
@@ -134,7 +131,7 @@ class Stream:
             if chunk is None:
                 self.close()
                 return []
-            self._buffer.extend(chunk.unpack(shared=self._shared))
+            self._buffer.extend(chunk.unpack())
         return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
 
     def close(self) -> None:

@@ -72,6 +72,7 @@ def ids_of(loader: odb.ODBDataLoader) -> list[Any]:
         ({"shuffle": True, "sampler": [0]}, "exclude"),
         ({"tokens": 5}, "no argument 'tokens'"),
         ({"seed": -1}, "seed"),
+        ({"chunk": 0}, "chunk"),
         ({"resources": {"patches": odb.Resource(len, 0)}}, "resource"),
     ],
 )
@@ -449,7 +450,7 @@ def test_a_spare_survives_what_collate_does_to_it() -> None:
     taken["labels"].clear()
     del taken["labels"]
     assert equal(spare.sample(), original)
-    assert spare.packed.columns[0].flat.untyped_storage().nbytes() == 16  # type: ignore[attr-defined]
+    assert spare.packed.buffers[0].flat.untyped_storage().nbytes() == 4 * 8
 
 
 # ---------------------------------------------------------------- collate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -204,8 +204,9 @@ def _make_loader(
         )
     if arm == UNCHUNKED and bench.workers:
         workers["prefetch_factor"] = SAMPLES_IN_FLIGHT
-    return (_Unchunked if arm == UNCHUNKED else ODBDataLoader)(
+    return ODBDataLoader(
         dataset,
+        chunk=1 if arm == UNCHUNKED else None,
         token_budget=bench.budget,
         window=bench.window,
         collate_fn=PadCollate(),
@@ -213,11 +214,3 @@ def _make_loader(
         timeout=bench.timeout,
         **workers,
     )
-
-
-class _Unchunked(ODBDataLoader):
-    """The same loader, but every sample crosses from its worker in a message of its own."""
-
-    def __init__(self, dataset: Any, **options: Any) -> None:
-        super().__init__(dataset, **options)
-        self._plan = replace(self._plan, read=replace(self._plan.read, chunk=1))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
@@ -17,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from torch.utils.data import IterableDataset
 
-from odb.costs import CostFn, CostModel, default_cost, default_loss_weight
+from odb.costs import CostModel
 from odb.errors import ConfigError, CostError, MissingDependencyError
 from odb.sharding import sample_error
 
@@ -204,9 +201,7 @@ def _measure(origin: Origin, console: Console) -> Lengths:
             f"{origin.text} is a {type(dataset).__name__}, not a dataset with __len__ and "
             "__getitem__: write its lengths into a file"
         )
-    costs = CostModel(default_cost, default_loss_weight)
-    if origin.cost_fn is not None:
-        costs = _cost_model(_attribute(origin.cost_fn))
+    costs = CostModel.of(None if origin.cost_fn is None else _attribute(origin.cost_fn))
     measured = []
     for index in track(range(len(dataset)), "measuring", console=console, transient=True):
         try:
@@ -218,17 +213,6 @@ def _measure(origin: Origin, console: Console) -> Lengths:
     if not measured:
         raise ConfigError(f"{origin.text} is empty: there is nothing to plan")
     return Lengths(tuple(m.cost for m in measured), tuple(m.weight for m in measured))
-
-
-def _cost_model(cost_fn: CostFn) -> CostModel:
-    """The model that `ODBDataLoader(cost_fn=cost_fn)` measures with: the labels weigh, if any."""
-
-    def weight(sample: Any) -> int:
-        if isinstance(sample, dict) and sample.get("labels") is not None:
-            return default_loss_weight(sample)
-        return cost_fn(sample)
-
-    return CostModel(cost_fn, weight)
 
 
 def _attribute(text: str) -> Any:
