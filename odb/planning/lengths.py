@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
