@@ -10,7 +10,8 @@ Two reductions, each optional:
   ranks are explored once.
 - ample sets: if a rank can act, and nothing that others do can reach it before it has, only its own
   actions are explored in that state. The order of independent actions of different ranks does not
-  matter to any promise: each is about a single rank, or about the ends.
+  matter to any promise: each is about a single rank, or about the ends. Where the search finds no
+  circle, no action is put off for ever either.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from model_check.explorer import Broken, Goal, Property, Question
 from model_check.goals import GOALS
 from model_check.node_promises import broken_by
 from model_check.symmetry import anonymous
+from spec.config import Idle
 from spec.enabled import (
     Ambient,
     ambient_of,
@@ -34,6 +36,7 @@ from spec.enabled import (
 )
 from spec.system import FAULTS, act_locally, exchange, gradient, initial_states
 from spec.world import (
+    FAITHFUL,
     Action,
     Activity,
     Exchange,
@@ -100,6 +103,10 @@ class ClosedSystem:
         numbers = tuple(sorted(nodes)) if self.reduction.symmetry else tuple(nodes)
         return Key(numbers, faults, stops, stop_after)
 
+    def goals_reached(self) -> frozenset[str]:
+        """The goals that some state visited so far reaches."""
+        return frozenset().union(*self._goals)
+
     # ------------------------------------------------------------ the model
 
     def initial(self) -> Iterator[Key]:
@@ -165,13 +172,28 @@ class ClosedSystem:
         node = self._nodes[number]
         if waits_for_exchange(node):
             return None  # an exchange may complete
+        if self._may_return(node):
+            return None  # others may let it begin its next epoch
         if node.trainer is not Activity.IN_GRADIENT:
             return self._local_actions(rank, number, ambient)
-        if key.stop_after is None and not ambient.someone_left:
+        faithful = self.world.habits == FAITHFUL  # the habits of a variant may look at the queue
+        if faithful and key.stop_after is None and not ambient.someone_left:
             # A gradient may complete, after which the trainer takes a step. That does not get in
-            # the way of the batcher, whichever comes first.
+            # the way of the batcher, whichever comes first; and what a promise says of a rank
+            # whose trainer is ahead of its batcher, it says before or after as well: a step that
+            # leaves the queue takes nothing away from what is wrong with the rest.
             return tuple(batcher_actions(self.world, ambient, rank, node))
         return None
+
+    def _may_return(self, node: Node) -> bool:
+        """Whether a trainer that is through with an epoch may have its next one before it, and
+        others can tell: under DDP's `Join` it waits until they are through as well, and they meet
+        without it until it is back; and one that gave up breaks their gradient until then."""
+        through = node.trainer in (Activity.DONE, Activity.STOPPED)
+        another = node.machine.place.epoch + 1 < self.world.epochs
+        joined = self.world.coupled and self.world.config.idle is Idle.STOP
+        others_tell = joined or node.surrendered
+        return through and another and others_tell and self.world.habits.may_begin(node)
 
     # ------------------------------------------------------------ what is asked of it
 

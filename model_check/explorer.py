@@ -1,7 +1,7 @@
 """Exhaustive breadth-first search over the states of a model.
 
 Every reachable state is visited once, states are compared whole, and the order is fixed, so that
-the first violation found has the shortest trace there is, and is the same in every run.
+the violation found has the shortest trace there is, and is the same in every run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -87,12 +87,17 @@ class Question(Generic[S]):
 @dataclass(frozen=True)
 class Violation(Generic[S, A]):
     """A broken promise, with a shortest run that breaks it: `states[0]` is an initial state and
-    `actions[i]` leads from `states[i]` to `states[i + 1]` (the last action may have raised)."""
+    `actions[i]` leads from `states[i]` to `states[i + 1]` (the last action may have raised).
+
+    repeats: where the run can go round for ever, the number of the state to which its last action
+    leads back, so that `states[repeats] == states[-1]`.
+    """
 
     promise: str
     text: str
     states: tuple[S, ...]
     actions: tuple[A, ...]
+    repeats: int | None = None
 
 
 @dataclass
@@ -160,6 +165,15 @@ class _Search(Generic[S, A]):
         self.result.violation = Violation(*broken, tuple(path), tuple(actions))
         return True
 
+    def judge_end(self, number: int) -> bool:
+        """Judge a state in which nothing can happen; whether it breaks something."""
+        for property_ in self.question.properties:
+            if property_.at_end:
+                broken = property_.check(self.order[number])
+                if broken is not None:
+                    return self.refute(broken, number)
+        return False
+
     def action_between(self, before: S, after: S) -> A:
         for action in self.model.actions(before):
             if self.model.perform(before, action) == after:
@@ -174,6 +188,8 @@ class _Search(Generic[S, A]):
             successors += 1
             try:
                 after = self.model.perform(state, action)
+            except MemoryError:
+                raise  # ours, not the model's
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}"
                 return self.refute(Broken(self.question.raises, raised), number, action)
@@ -188,9 +204,7 @@ class _Search(Generic[S, A]):
                 self.targets.append(target)
         if successors == 0:
             self.result.ends += 1
-            for property_ in self.question.properties:
-                if property_.at_end and (broken := property_.check(state)) is not None:
-                    return self.refute(broken, number)
+            return self.judge_end(number)
         return False
 
 
@@ -225,16 +239,30 @@ def _run(search: _Search[S, A], began: float, progress: Callable[[int, int], Non
         if number == level_end:
             search.result.depth += 1
             level_end = len(search.order)
+        if limits.states is not None and len(search.order) > limits.states:
+            return
         if number % 1000 == 0:
             if progress is not None:
                 progress(len(search.order), search.result.depth)
-            over_time = limits.seconds is not None and time.perf_counter() - began > limits.seconds
-            if over_time or (limits.states is not None and len(search.order) > limits.states):
+            if limits.seconds is not None and time.perf_counter() - began > limits.seconds:
                 return
         if search.expand(number):
+            _prefer_end(search, number, level_end)
             return
         number += 1
     search.result.complete = True
+
+
+def _prefer_end(search: _Search[S, A], number: int, level_end: int) -> None:
+    """Prefer a violation at an end that is as far away as the state just expanded, and waits for
+    its turn, to one that took this state one action more: it is the shorter one."""
+    found = search.result.violation
+    if found is None or len(found.actions) <= search.result.depth:
+        return
+    for other in range(number + 1, level_end):
+        ended = next(iter(search.model.actions(search.order[other])), None) is None
+        if ended and search.judge_end(other):
+            return
 
 
 def _look_for_circles(search: _Search[S, A], promise: str) -> None:
@@ -255,6 +283,30 @@ def _look_for_circles(search: _Search[S, A], promise: str) -> None:
     first = min(min(part) for part in circles)
     size = next(len(part) for part in circles if first in part)
     search.refute(Broken(promise, f"the system can go round {size} states for ever"), first)
+    if search.result.violation is not None:
+        search.result.violation = _go_round(search, search.result.violation, graph, first)
+
+
+def _go_round(
+    search: _Search[S, A], way: Violation[S, A], graph: nx.DiGraph[int], first: int
+) -> Violation[S, A]:
+    """Add a shortest way from a state back to itself to a way that leads to it."""
+    back: list[int] = min(
+        (
+            nx.shortest_path(graph, after, first)
+            for after in sorted(graph[first])
+            if nx.has_path(graph, after, first)
+        ),
+        key=len,
+    )
+    states = [search.order[number] for number in (first, *back)]
+    actions = [search.action_between(before, after) for before, after in pairwise(states)]
+    return replace(
+        way,
+        states=(*way.states, *states[1:]),
+        actions=(*way.actions, *actions),
+        repeats=len(way.states) - 1,
+    )
 
 
 def _cyclic_part(search: _Search[S, A]) -> set[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from spec.grouping import group, oversize
 from spec.messages import AbortedBy, ClosedBy, Finished, Lost, Step
-from spec.rank import Phase, Trainer
+from spec.rank import Phase, Trainer, held
 from spec.world import Node, World
 
 GoalCheck = Callable[[World, Node], bool]
@@ -111,7 +111,34 @@ def peer_lost(world: World, node: Node) -> bool:
     return isinstance(node.outcome, Lost)
 
 
+def longest_delay(world: World, node: Node) -> bool:
+    """A sample leaves as late as bounded-delay allows (the bound is exact)."""
+    window = world.config.window
+    waited = (s.round - node.entered[x.seq] + 1 for s in _decided(node) for x in s.group)
+    return window > 1 and any(rounds == window for rounds in waited)
+
+
+def most_steps(world: World, node: Node) -> bool:
+    """An epoch has as many steps as bounded-termination allows (the bound is exact)."""
+    return world.samples > 0 and node.machine.place.step == world.samples
+
+
+def most_rounds(world: World, node: Node) -> bool:
+    """An epoch has as many rounds as bounded-termination allows (the bound is exact)."""
+    ended = isinstance(node.outcome, Finished)
+    return ended and world.samples > 0 and node.machine.place.round == world.samples
+
+
+def window_full(world: World, node: Node) -> bool:
+    """A batcher holds as many samples as bounded-memory allows (the bound is exact)."""
+    return len(held(node.machine)) == world.config.window
+
+
 GOALS: Mapping[str, GoalCheck] = {
+    "longest delay": longest_delay,
+    "most steps": most_steps,
+    "most rounds": most_rounds,
+    "window full": window_full,
     "carry": carry,
     "split": split,
     "full batch": full_batch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_check.closed import Reduction
 from spec.config import Budget, Config, Idle, Mode
@@ -59,7 +59,7 @@ def quick() -> list[Case]:
         cases.append(Case(f"{name}: stops, 2 epochs", again, BOTH))
         alone = World(settings, 2, (SHORT, LONG), 2, coupled=False, stop=Stop.ALONE)
         cases.append(Case(f"{name}: one stops", alone))
-        three = World(settings, 3, (SHORT, LONG), 2)
+        three = World(settings, 3, (SHORT, LONG, OVERSIZE), 2)
         cases.append(Case(f"{name}: 3 ranks", three, BOTH))
     growing = config(window=3, slow_start=1)
     cases.append(Case("slow start: window 3", World(growing, 2, (SHORT, LONG), 3, queue=2)))
@@ -75,6 +75,9 @@ def for_mutants() -> list[Case]:
     cases = []
     for name, settings in MODES:
         cases.append(Case(name, World(settings, 2, (SHORT, LONG), 2)))
+    # Inputs that end before the window is full, so that a rank knows it when it reports.
+    roomy = World(config(window=3, slow_start=3), 2, (SHORT, LONG), 2)
+    cases.insert(1, Case("join, idle pad: window 3", roomy))
     for name, settings in MODES:
         several = World(settings, 2, (SHORT, OVERSIZE, EMPTY), 2)
         cases.append(Case(f"{name}: oversize and empty samples", several))
@@ -88,16 +91,68 @@ def for_mutants() -> list[Case]:
 
 
 def full() -> list[Case]:
-    """The quick profile, and three ranks with faults, four without, larger shards and windows."""
+    """The quick profile, and three ranks with two faults, four and five without, larger shards."""
     cases = quick()
     for name, settings in MODES:
-        faulty = World(settings, 3, (SHORT, OVERSIZE), 2, faults=Faults(1))
-        cases.append(Case(f"{name}: 3 ranks, 1 fault", faulty, BOTH))
-        cases.append(Case(f"{name}: 4 ranks", World(settings, 4, (SHORT, LONG), 2), BOTH))
-        more = World(settings, 2, (SHORT, LONG, OVERSIZE), 3)
-        cases.append(Case(f"{name}: 3 samples", more, BOTH))
+        faulty = World(settings, 3, (SHORT, LONG), 2, faults=Faults(2))
+        cases.append(Case(f"{name}: 3 ranks, 2 faults", faulty, BOTH))
+        again = World(settings, 3, (LONG,), 2, epochs=2, stop=Stop.TOGETHER)
+        cases.append(Case(f"{name}: 3 ranks, stops, 2 epochs", again, BOTH))
+        four = World(settings, 4, (SHORT, LONG, OVERSIZE), 2)
+        cases.append(Case(f"{name}: 4 ranks", four, BOTH))
+        cases.append(Case(f"{name}: 5 ranks", World(settings, 5, (SHORT, LONG), 2), BOTH))
+        more = World(settings, 3, (SHORT, LONG), 3)
+        cases.append(Case(f"{name}: 3 ranks, 3 samples", more, BOTH))
+        longer = World(settings, 2, (SHORT, LONG, OVERSIZE), 3, queue=2)
+        cases.append(Case(f"{name}: 3 samples, queue 2", longer))
     return cases
 
 
 PROFILES = {"quick": quick, "full": full}
-"""The profiles of `odb verify`."""
+"""The profiles of `odb verify`. Each has to reach every goal of `model_check.goals`."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a user's own choice, for `custom`. costs: one kind of sample each."""
+
+    ranks: int = 2
+    samples: int = 2
+    window: int = 2
+    budget: int = 3
+    queue: int = 1
+    costs: tuple[int, ...] = (1, 2, 5)
+    quota: int | None = None
+    faults: int = 0
+
+
+MODE_NAMES = ("join-pad", "join-stop", "quota")
+
+
+def mode_of(case: Case) -> str:
+    """The name of a case's mode, one of `MODE_NAMES`."""
+    config_ = case.world.config
+    if config_.mode is Mode.QUOTA:
+        return "quota"
+    return "join-stop" if config_.idle is Idle.STOP else "join-pad"
+
+
+def custom(bounds: Bounds, modes: Sequence[str]) -> list[Case]:
+    """One world for each mode, within a user's bounds. Two ranks without faults are not reduced."""
+    reduction = BOTH if bounds.ranks > 2 else NONE
+    cases = []
+    for mode in modes:
+        quota = bounds.quota if mode == "quota" else None
+        settings = Config(
+            Budget(bounds.budget),
+            bounds.window,
+            slow_start=bounds.window,
+            mode=Mode.QUOTA if mode == "quota" else Mode.JOIN,
+            idle=Idle.STOP if mode == "join-stop" else Idle.PAD,
+            quota=quota,
+        )
+        kinds = tuple((cost, cost) for cost in bounds.costs)
+        world = World(settings, bounds.ranks, kinds, bounds.samples, bounds.queue)
+        faulty = replace(world, faults=Faults(bounds.faults))
+        cases.append(Case(mode if quota is None else f"{mode} {quota}", faulty, reduction))
+    return cases

@@ -47,7 +47,8 @@ def test_dependencies_point_one_way(package: str) -> None:
         ours = imports(path) & set(PACKAGES) - {package}
         assert ours <= MAY_IMPORT[package], path
         eager = imports(path, top_level_only=True)
-        assert not eager & LAZY_ONLY.get(package, set()), path
+        lazily_imported_itself = path.parent.name == "verification"  # by odb.cli.verify
+        assert lazily_imported_itself or not eager & LAZY_ONLY.get(package, set()), path
 
 
 def test_the_core_imports_pure_standard_library_only() -> None:

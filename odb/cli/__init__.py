@@ -1,4 +1,4 @@
-"""The command line: `odb demo | plan | bench`."""
+"""The command line: `odb demo | verify | plan | bench`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import typer
 from odb.cli.bench import app as bench
 from odb.cli.demo import demo
 from odb.cli.plan import plan
+from odb.cli.verify import verify
 
 app = typer.Typer(
     name="odb",
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)
+app.command("verify")(verify)
 app.command("plan")(plan)
 app.add_typer(bench, name="bench")
 

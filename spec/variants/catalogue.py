@@ -54,7 +54,7 @@ OURS_CHANGED: Mapping[str, Variant] = {
     ),
     "carry-keeps-largest": Variant(
         "a carry keeps the largest groups, so that small ones starve",
-        ("bounded-delay", "bounded-termination"),
+        ("bounded-delay",),
         Rules(align=rules.carry_smallest, target=lambda tally: 1),
     ),
     "carry-keeps-youngest": Variant(
@@ -112,6 +112,11 @@ OURS_CHANGED: Mapping[str, Variant] = {
         COVERAGE,
         Rules(target=lambda tally: 1),
         machine=machines.carry_dropped_at_the_end_of_input,
+    ),
+    "finish-asked-again": Variant(
+        "at the end a rank asks once more whether all is done, and so for ever",
+        ("bounded-termination",),
+        machine=machines.finish_is_asked_again,
     ),
     "failed-ranks-leave": Variant(
         "a rank that fails stops at once, without a report",
@@ -208,9 +213,10 @@ PUBLISHED: Mapping[str, Variant] = {
         Rules(target=rules.slots_by_inputs_read),
     ),
     "published-overflow": Variant(
-        "overflow keeps the largest groups, and at the end the rest is not delivered",
-        (*COVERAGE, *ALIGNMENT),
-        Rules(align=rules.keep_largest_drop_rest),
+        "overflow keeps the largest groups, and what overflows at the end is not delivered",
+        COVERAGE,
+        Rules(align=rules.carry_smallest),
+        machine=machines.carry_dropped_at_the_end_of_input,
     ),
     "published-finished-rank": Variant(
         "a finished rank advertises that it is, and posts no slots any more",

@@ -43,8 +43,17 @@ def target_from_own_report(setup: Setup, state: RankState, event: Event) -> Tran
 
 def carry_dropped_at_the_end_of_input(setup: Setup, state: RankState, event: Event) -> Transition:
     after = transition(setup, state, event)
-    if isinstance(event, Tallied) and after.state.input is Input.ENDED:
+    if after.state.phase is Phase.TOTALLING and after.state.input is Input.ENDED:
         return after._replace(state=after.state._replace(window=()))
+    return after
+
+
+def finish_is_asked_again(setup: Setup, state: RankState, event: Event) -> Transition:
+    """When all is done, a rank posts the same report once more, to be sure."""
+    after = transition(setup, state, event)
+    if any(isinstance(c, End) and isinstance(c.outcome, Finished) for c in after.commands):
+        filling = state._replace(phase=Phase.FILLING, input=Input.OPEN)
+        return transition(setup, filling, InputEnded())
     return after
 
 

@@ -139,10 +139,6 @@ def keep_everything(sample: Sample) -> bool:
     return True
 
 
-def group_empty_ones_too(budget: Budget, samples: tuple[Sample, ...]) -> tuple[Group, ...]:
-    return grouping.group(budget, samples)
-
-
 def filter_after_counting(groups: tuple[Group, ...], target: int) -> Alignment:
     """The slots are counted with samples of length zero in them; then these are taken out."""
     aligned = alignment.align(groups, target)
@@ -157,11 +153,3 @@ def slots_by_inputs_read(tally: Tally) -> int:
     """Output slots are budgeted by the number of inputs that the best-off rank has read: here, its
     groups and one more, whatever the other ranks can fill."""
     return tally.want + 1
-
-
-def keep_largest_drop_rest(groups: tuple[Group, ...], target: int) -> Alignment:
-    """Overflow keeps the largest groups. At the end of its input a rank does not come back to the
-    others."""
-    if len(groups) > target:
-        return carry_smallest(groups, target)
-    return Alignment(groups, ())

@@ -1,0 +1,178 @@
+"""`odb verify`: explore every interleaving of small worlds, with every promise in each state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from odb.errors import ConfigError, MissingDependencyError, ODBError
+
+if TYPE_CHECKING:
+    from model_check.mutants import MutantResult
+    from model_check.verify import VerificationResult
+    from odb.verification.run import Request
+
+
+def verify(
+    profile: Annotated[str, typer.Option(help="quick (a minute) or full (many).")] = "quick",
+    ranks: Annotated[int | None, typer.Option(help="Your own bounds: ranks.")] = None,
+    samples: Annotated[int | None, typer.Option(help="... most samples of a rank.")] = None,
+    window: Annotated[int | None, typer.Option(help="... window, in samples.")] = None,
+    budget: Annotated[int | None, typer.Option(help="... token budget.")] = None,
+    queue: Annotated[int | None, typer.Option(help="... output queue, in steps.")] = None,
+    costs: Annotated[str | None, typer.Option(help="... costs of samples, such as 1,3,9.")] = None,
+    quota: Annotated[int | None, typer.Option(help="... quota, for quota mode.")] = None,
+    mode: Annotated[str, typer.Option(help="... join-pad, join-stop, quota or all.")] = "all",
+    faults: Annotated[
+        bool | None,
+        typer.Option("--faults/--no-faults", help="Only worlds with faults, or without."),
+    ] = None,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Check that every changed protocol falls.")
+    ] = False,
+    reductions: Annotated[
+        bool, typer.Option("--reductions", help="Compare the search with and without reductions.")
+    ] = False,
+    explain: Annotated[str | None, typer.Option(help="Say what a promise means.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Give up a world after this.")] = None,
+    max_states: Annotated[int | None, typer.Option(help="Give up a world after this.")] = None,
+    jobs: Annotated[int, typer.Option(help="Worlds at a time, each in a process.")] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON to this file (- for stdout).")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write counterexamples as pages into this folder.")
+    ] = None,
+) -> None:
+    """Explore every interleaving of small worlds, and check every promise in every state.
+
+    Exits with 0 only if everything was explored to the end and held. A limit that was hit leaves
+    the verdict UNKNOWN, and the exit code is 1, as for a promise that fell.
+    """
+    try:
+        _require_extra()
+        given = {
+            "ranks": ranks, "samples": samples, "window": window, "budget": budget,
+            "queue": queue, "costs": _costs(costs), "quota": quota,
+        }  # fmt: skip
+        request = _request(profile, given, mode, faults)
+        request = replace(request, max_seconds=max_seconds, max_states=max_states, jobs=jobs)
+        console = Console(stderr=json_file == Path("-"), highlight=False)
+        outputs = _Outputs(json_file, junit, html)
+        if explain is not None:
+            _explain(explain, console)
+        elif reductions:
+            _reductions(request, outputs, console)
+        else:
+            _verify(request, mutants, outputs, console)
+    except ODBError as error:
+        typer.echo(f"odb verify: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Where results go besides the terminal."""
+
+    json_file: Path | None
+    junit: Path | None
+    html: Path | None
+
+
+def _require_extra() -> None:
+    try:
+        import networkx  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            'odb verify needs networkx: pip install "verified-odb[verify]"'
+        ) from error
+
+
+def _costs(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"costs must be whole numbers, such as 1,3,9, not {text!r}") from error
+
+
+def _request(profile: str, given: dict[str, Any], mode: str, faults: bool | None) -> Request:
+    from model_check.profiles import Bounds
+    from odb.verification.run import Request
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    bounds = Bounds(**chosen, faults=int(bool(faults))) if chosen else None
+    return Request(profile, bounds, tuple(mode.split(",")), faults)
+
+
+def _verify(request: Request, mutants: bool, outputs: _Outputs, console: Console) -> None:
+    from odb.verification.run import run_mutants, run_verification, traces, write_traces
+    from odb.verification.tables import mutant_table, verdict_text, verification_view
+
+    progress_console = Console(stderr=True)
+    result: VerificationResult | None = None
+    judged: list[MutantResult] = []
+    if mutants:
+        judged = run_mutants((), progress_console)
+        console.print(mutant_table(judged))
+        good = all(row.as_expected for row in judged)
+    else:
+        result = run_verification(request, progress_console)
+        console.print(verification_view(result))
+        console.print("\nverdict: ", verdict_text(result.verdict), sep="", end="\n")
+        good = result.verdict.value == "holds"
+    named = traces(result, judged)
+    if result is not None:
+        _print_first(named, console)
+    if outputs.html is not None:
+        pages = write_traces(outputs.html, named)
+        console.print(f"wrote {len(pages)} counterexamples into {outputs.html}", soft_wrap=True)
+    _write(outputs, result, judged)
+    raise typer.Exit(0 if good else 1)
+
+
+def _print_first(named: list[tuple[str, Any]], console: Console) -> None:
+    from model_check.render.text import as_text
+
+    for _, trace in named[:1]:
+        console.print("\n" + as_text(trace), soft_wrap=True, markup=False)
+
+
+def _write(
+    outputs: _Outputs, result: VerificationResult | None, judged: list[MutantResult]
+) -> None:
+    from odb.verification.files import as_json, write_json, write_junit
+
+    if outputs.json_file == Path("-"):
+        typer.echo(json.dumps(as_json(result, judged)))
+    elif outputs.json_file is not None:
+        write_json(outputs.json_file, as_json(result, judged))
+    if outputs.junit is not None:
+        write_junit(outputs.junit, result, judged)
+
+
+def _explain(name: str, console: Console) -> None:
+    from odb.verification.run import explain
+
+    console.print(f"{name}: {explain(name)}", soft_wrap=True)
+
+
+def _reductions(request: Request, outputs: _Outputs, console: Console) -> None:
+    from odb.verification.files import write_json
+    from odb.verification.reductions import as_json, compare_reductions, reduction_view, settled
+
+    rows = compare_reductions(request, Console(stderr=True))
+    console.print(reduction_view(rows))
+    report = {"reductions": as_json(rows)}
+    if outputs.json_file == Path("-"):
+        typer.echo(json.dumps(report))
+    elif outputs.json_file is not None:
+        write_json(outputs.json_file, report)
+    raise typer.Exit(0 if all(map(settled, rows)) else 1)

@@ -1,0 +1,107 @@
+"""Writes a verification's result for other programs: JSON, and JUnit XML for CI."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from model_check.explorer import Verdict
+from model_check.mutants import MutantResult
+from model_check.verify import VerificationResult, by_promise, describe_coverage
+
+
+def as_json(
+    result: VerificationResult | None, mutants: Sequence[MutantResult] = ()
+) -> dict[str, Any]:
+    """Everything that the tables show, and the runs that break a promise."""
+    report: dict[str, Any] = {}
+    if result is not None:
+        report["verdict"] = result.verdict.value
+        report["covered"] = describe_coverage([row.case for row in result.cases])
+        report["seconds"] = result.seconds
+        report["unmet_goals"] = result.unmet
+        report["worlds"] = [_case(row) for row in result.cases]
+        report["promises"] = [
+            {"name": row.name, "verdict": row.verdict.value, "statement": row.statement}
+            for row in by_promise(result)
+        ]
+    if mutants:
+        report["mutants"] = [_mutant(row) for row in mutants]
+    return report
+
+
+def _case(row: Any) -> dict[str, Any]:
+    found = row.exploration
+    fields = {
+        "name": row.case.name,
+        "ranks": row.case.world.world_size,
+        "verdict": row.verdict.value,
+        "states": found.states,
+        "transitions": found.transitions,
+        "depth": found.depth,
+        "ends": found.ends,
+        "seconds": found.seconds,
+        "reduced_by": [n for n in ("symmetry", "ample") if getattr(row.case.reduction, n)],
+    }
+    if found.violation is not None:
+        fields["violation"] = {
+            "promise": found.violation.promise,
+            "text": found.violation.text,
+            "actions": list(map(str, found.violation.actions)),
+        }
+    return fields
+
+
+def _mutant(row: MutantResult) -> dict[str, Any]:
+    fall = row.fall
+    return {
+        "name": row.name,
+        "description": row.variant.description,
+        "fell": row.as_expected,
+        "promise": None if fall is None else fall.violation.promise,
+        "actions": None if fall is None else list(map(str, fall.violation.actions)),
+        "world": None if fall is None else fall.case.name,
+        "seconds": row.seconds,
+    }
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Write the report to a file."""
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def write_junit(
+    path: Path, result: VerificationResult | None, mutants: Sequence[MutantResult] = ()
+) -> None:
+    """Write a JUnit file: a test case for each promise, each world and each variant."""
+    suites = ET.Element("testsuites", name="odb verify")
+    if result is not None:
+        promises = ET.SubElement(suites, "testsuite", name="promises")
+        for row in by_promise(result):
+            text = row.violation.text if row.violation is not None else "not explored to the end"
+            _test(promises, row.name, "" if row.verdict is Verdict.HOLDS else text)
+        worlds = ET.SubElement(suites, "testsuite", name="worlds")
+        for case in result.cases:
+            bad = case.verdict is not Verdict.HOLDS
+            _test(worlds, case.case.name, case.verdict.value if bad else "")
+        goals = ET.SubElement(suites, "testsuite", name="goals")
+        for name in sorted(result.wanted):
+            _test(goals, name, "never happened" if name in result.unmet else "")
+    if mutants:
+        suite = ET.SubElement(suites, "testsuite", name="variants that must fall")
+        for mutant in mutants:
+            _test(suite, mutant.name, "" if mutant.as_expected else "survived")
+    for suite in suites:
+        suite.set("tests", str(len(suite)))
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    ET.indent(suites)
+    ET.ElementTree(suites).write(path, encoding="unicode", xml_declaration=True)
+
+
+def _test(suite: ET.Element, name: str, failure: str) -> None:
+    case = ET.SubElement(suite, "testcase", name=name, classname=suite.get("name", ""))
+    if failure:
+        ET.SubElement(case, "failure", message=failure)
