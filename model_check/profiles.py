@@ -69,6 +69,13 @@ def quick() -> list[Case]:
     return cases
 
 
+def glance() -> list[Case]:
+    """A few small worlds, explored in a second: every mode, and a fault."""
+    cases = [Case(name, World(settings, 2, (SHORT, LONG), 2)) for name, settings in MODES]
+    faulty = World(JOIN_PAD, 2, (SHORT, LONG), 2, faults=Faults(1))
+    return [*cases, Case("join, idle pad: 1 fault", faulty)]
+
+
 def for_mutants() -> list[Case]:
     """Small worlds in which a variant falls fast, by a run that is short and easy to read. Nothing
     is reduced, so that ranks have their names."""

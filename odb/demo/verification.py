@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ class Verification:
 
 def verify(result: WayResult, budget: int, console: Console) -> Verification:
     """Check ODB's promises on the records of a run, then ask `model_check` about the protocol."""
-    model, model_holds = _small_scope(console)
+    model, model_holds = _of_the_protocol(console)
     return Verification(check_run(result, budget), model, model_holds)
 
 
@@ -96,16 +95,27 @@ def check_run(result: WayResult, budget: int) -> tuple[Checked, ...]:
     )
 
 
-def _small_scope(console: Console) -> tuple[str | None, bool | None]:
-    """The verdict of `model_check.small_scope`, or None if it is not installed."""
+def _of_the_protocol(console: Console) -> tuple[str | None, bool | None]:
+    """The verdicts of `model_check` about the protocol, or None if it is not installed."""
     try:
-        module = importlib.import_module("model_check.small_scope")
+        small_scope = importlib.import_module("model_check.small_scope")
+        profiles = importlib.import_module("model_check.profiles")
+        verification = importlib.import_module("model_check.verify")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "model_check":
+        if (error.name or "").partition(".")[0] not in ("model_check", "networkx"):
             raise
         return None, None
-    check: Callable[..., Any] = module.check
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("exploring the model", total=None)
-        result = check(lambda done, total: progress.update(task, completed=done, total=total))
-    return str(result), bool(result.holds)
+        epochs = small_scope.check(
+            lambda done, total: progress.update(task, completed=done, total=total)
+        )
+        explored = verification.verify(profiles.glance())
+    holds = explored.verdict.value == "holds"
+    text = (
+        f"every interleaving of {explored.states:,} states, 2 ranks with up to 2 samples, keeps "
+        f"{len(verification.statements())} promises"
+        if holds
+        else f"exploration: {explored.verdict.value.upper()}"
+    )
+    return f"{epochs}; {text} ({explored.seconds:.1f} s; more: odb verify)", holds and epochs.holds
