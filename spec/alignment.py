@@ -55,7 +55,12 @@ def split(groups: tuple[Group, ...], target: int) -> tuple[Group, ...]:
     heapq.heapify(queue)
     while len(queue) < target:
         _, _, group = heapq.heappop(queue)
-        middle = (len(group) + 1) // 2
+        middle = half(len(group))
         for part in (group[:middle], group[middle:]):
             heapq.heappush(queue, (-len(part), by_length(part[0]), part))
     return tuple(sorted((group for _, _, group in queue), key=lambda group: by_length(group[0])))
+
+
+def half(size: int) -> int:
+    """Where a group of two samples or more is split: neither part is empty."""
+    return (size + 1) // 2

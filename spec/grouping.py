@@ -68,20 +68,24 @@ def by_length(sample: Sample) -> tuple[int, int]:
 
 def group(budget: Budget, samples: Iterable[Sample]) -> tuple[Group, ...]:
     """Partition samples into groups, longest first, each as full as its next neighbour allows."""
-    groups: list[Group] = []
-    members: list[Sample] = []
+    groups: list[list[Sample]] = []
     load: Load | None = None
     for sample in sorted(samples, key=by_length):
-        grown = load_of(sample) if load is None else add(load, sample)
-        if not within(budget, grown):
-            groups.append(tuple(members))
-            members = []
-            grown = load_of(sample)
-        members.append(sample)
-        load = grown
-    if members:
-        groups.append(tuple(members))
-    return tuple(groups)
+        load, begins = place(budget, load, sample)
+        if begins:
+            groups.append([])
+        groups[-1].append(sample)
+    return tuple(map(tuple, groups))
+
+
+def place(budget: Budget, load: Load | None, sample: Sample) -> tuple[Load, bool]:
+    """One step of the grouping: the load of the group that takes the sample, and whether it is a
+    new one (there is none yet, or the sample would exceed a budget)."""
+    if load is not None:
+        grown = add(load, sample)
+        if within(budget, grown):
+            return grown, False
+    return load_of(sample), True
 
 
 def load_of_group(group_: Group) -> Load:
