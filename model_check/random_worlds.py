@@ -64,10 +64,6 @@ def draw_setting(options: SimulationOptions, rng: Random) -> Setting:
     """Draw a world within the bounds."""
     samples = rng.randint(1, options.samples)
     epochs, faults = rng.choice((1, 1, 1, 2)), _faults(options.faults, rng)
-    if faults.most and (faults.input or faults.batch):
-        # The closed system does not say what a rank that had left an epoch does when it hears,
-        # before its next one, that another rank failed; the loader then raises that rank's error.
-        epochs = 1
     stop = rng.choice((Stop.NEVER,) * 4 + (Stop.TOGETHER, Stop.ALONE))
     coupled = stop is not Stop.ALONE and rng.random() < 0.8
     world = World(

@@ -12,6 +12,7 @@ from spec.world import (
     BreakGradient,
     Deliver,
     EndInput,
+    HearOfFailure,
     NextEpoch,
     SeeEnd,
     StopEarly,
@@ -30,7 +31,7 @@ class Policy(Enum):
     LATE_BATCHERS = "batchers act when trainers cannot"
 
 
-TRAINER_ACTIONS = (TakeStep, SeeEnd, BreakGradient, StopEarly, NextEpoch)
+TRAINER_ACTIONS = (TakeStep, SeeEnd, BreakGradient, StopEarly, NextEpoch, HearOfFailure)
 
 
 class Scheduler:

@@ -93,7 +93,7 @@ class Session:
     def finish_epoch(self, timeout: float | None = None) -> bool:
         """Stop the epoch if it still runs, and wait until all ranks have agreed on its end.
 
-        Raises the error of an epoch from which this rank's trainer had retired before.
+        Raises the error of an epoch that failed after this rank's trainer had left it.
         """
         if self._driver is None:
             return True

@@ -56,7 +56,7 @@ class LoaderShell:
         self._faults = FaultLog(ports.transport, options.timeout)
         self._last_round = -1
         self.unseen_error: ODBError | None = None
-        """How an epoch failed after this rank's trainer had retired from it."""
+        """How an epoch failed after this rank's trainer had left it (retired, or stopped early)."""
 
     # ------------------------------------------------------------ samples in
 
@@ -167,9 +167,9 @@ class LoaderShell:
                 )
         error = self._faults.explain(outcome, state.place.step, undelivered)
         self.release()
-        unseen = not self._ports.outbox.finish(error)
-        if unseen and error is not None and state.trainer is Trainer.RETIRED:
-            logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
+        if not self._ports.outbox.finish(error) and error is not None:
+            if state.trainer is Trainer.RETIRED:
+                logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
             self.unseen_error = error
 
     def crashed(self, error: BaseException) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from spec.config import Idle
-from spec.messages import Emit, PostCounts, PostReport, Pull, ShareReason, ShareSpare
+from spec.messages import (
+    ClosedBy,
+    Emit,
+    Finished,
+    PostCounts,
+    PostReport,
+    Pull,
+    ShareReason,
+    ShareSpare,
+)
 from spec.world import (
     Action,
     Activity,
@@ -18,6 +27,7 @@ from spec.world import (
     FailBatch,
     FailInput,
     Gradient,
+    HearOfFailure,
     LosePeer,
     NextEpoch,
     Node,
@@ -134,7 +144,8 @@ def trainer_actions(world: World, ambient: Ambient, rank: int, node: Node) -> It
             # DDP's `Join` lets nobody out before all are through with the epoch.
             apart = not (world.coupled and world.config.idle is Idle.STOP)
             if ended and following < world.epochs and (apart or ambient.epoch_over >= following):
-                yield NextEpoch(rank)
+                good = isinstance(node.outcome, Finished | ClosedBy | None)
+                yield NextEpoch(rank) if good else HearOfFailure(rank)
 
 
 def meetings(world: World, nodes: tuple[Node, ...]) -> Iterator[Exchange | Gradient]:

@@ -49,6 +49,7 @@ from spec.world import (
     FailBatch,
     FailInput,
     Gradient,
+    HearOfFailure,
     LosePeer,
     NextEpoch,
     Node,
@@ -139,6 +140,8 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
             return node._replace(trainer=Activity.DONE if good else Activity.FAILED)
         case StopEarly():
             return world.habits.leave_queue(node._replace(trainer=Activity.STOPPED))
+        case HearOfFailure():
+            return node._replace(trainer=Activity.FAILED)
         case NextEpoch():
             return fresh(world, rank, node.machine.place.epoch + 1)
         case Crash():

@@ -107,8 +107,9 @@ def has_room(node: Node, capacity: int) -> bool:
 
 
 def may_begin(node: Node) -> bool:
-    """Whether a rank may begin its next epoch: its batcher has ended the one before."""
-    return node.machine.phase is Phase.ENDED
+    """Whether a rank may begin its next epoch: its batcher has ended the one before, and has told
+    or heard why, if it failed."""
+    return node.machine.phase is Phase.ENDED and not node.commands
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,14 @@ class NextEpoch:
 
 
 @dataclass(frozen=True)
+class HearOfFailure:
+    """The trainer of a rank, which had left an epoch before its end, asks for the next one and
+    learns that the epoch failed."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class Crash:
     """The process of a rank dies."""
 
@@ -313,5 +322,6 @@ Action = (
     | SeeEnd
     | StopEarly
     | NextEpoch
+    | HearOfFailure
     | Crash
 )

@@ -159,6 +159,7 @@ WALKS = (
     World(JOIN_STOP, 3, (SHORT, LONG), 2, queue=2),
     World(JOIN_PAD, 2, (SHORT,), 2, epochs=2, stop=Stop.TOGETHER),
     World(JOIN_PAD, 2, (SHORT, LONG), 2, coupled=False, stop=Stop.ALONE),
+    World(JOIN_STOP, 2, (LONG,), 2, epochs=2, faults=Faults(1, crash=False)),
 )
 
 

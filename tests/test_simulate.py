@@ -153,7 +153,7 @@ def test_what_is_enabled_is_kept_up_to_date() -> None:
 FALLS = [
     ("target-ignores-smallest", "step-alignment"),
     ("never-lends", "deadlock-freedom"),
-    ("drained-ranks-leave", "deadlock-freedom"),
+    ("drained-ranks-leave", "epochs-apart"),
     ("published-finished-rank", "deadlock-freedom"),
     ("end-needs-a-slot", "deadlock-freedom"),
     ("carry-dropped", "identity-coverage"),

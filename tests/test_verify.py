@@ -61,7 +61,7 @@ def test_the_quick_profile_holds_and_reaches_every_goal() -> None:
     assert result.transitions == QUICK_TRANSITIONS
 
 
-QUICK_STATES, QUICK_TRANSITIONS = 825_166, 1_479_436
+QUICK_STATES, QUICK_TRANSITIONS = 885_788, 1_589_862
 
 
 def test_the_worlds_are_those_in_which_deadlocks_live() -> None:
@@ -180,6 +180,21 @@ def test_bad_arguments_say_what_to_pass(args: list[str], says: str) -> None:
     code, output = run(*args)
     assert code == 2
     assert says in output
+
+
+def test_a_simulation_is_a_sample_and_says_so(tmp_path: Path) -> None:
+    report = tmp_path / "s.json"
+    args = ("--simulate", "--ranks", "16", "--seed", "7", "--minutes", "0.05")
+    code, output = run(*args, "--json", str(report))
+    assert code == 0, output
+    assert "not all there are" in output
+    data = json.loads(report.read_text())
+    assert (data["verdict"], data["ranks"], data["failure"]) == ("unknown", 16, None)
+    assert data["runs"] > 0
+
+
+def test_a_simulation_refuses_what_it_draws_itself() -> None:
+    assert run("--simulate", "--quota", "3")[0] == 2
 
 
 @pytest.mark.parametrize("name", sorted(PROMISES))

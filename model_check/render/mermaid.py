@@ -16,6 +16,7 @@ from spec.world import (
     FailBatch,
     FailInput,
     Gradient,
+    HearOfFailure,
     LosePeer,
     NextEpoch,
     NoticeStop,
@@ -81,6 +82,8 @@ def _action(trace: Trace, step: Told, before: State) -> Iterator[str]:
             yield _arrow(batcher, "-->>", trainer, text)
         case StopEarly():
             yield _arrow(trainer, "-x", batcher, text)
+        case HearOfFailure():
+            yield _arrow(batcher, "--x", trainer, text)
         case NextEpoch() | Crash():
             yield _note(batcher, batcher, text)
         case _:

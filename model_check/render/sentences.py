@@ -22,6 +22,7 @@ from spec.world import (
     FailBatch,
     FailInput,
     Gradient,
+    HearOfFailure,
     LosePeer,
     NextEpoch,
     Node,
@@ -100,6 +101,8 @@ def _of_rank(world: World, change: Change, rank: int) -> Sentence:
             return Sentence(trainer, f"stops early{_when(node)}")
         case NextEpoch():
             return Sentence(batcher, f"begins epoch {node.machine.place.epoch + 1}")
+        case HearOfFailure():
+            return Sentence(trainer, "asks for the next epoch, and learns that the last one failed")
         case Crash():
             return Sentence(batcher, "dies: its process is gone")
     raise AssertionError(f"no sentence for {change.action}")

@@ -38,6 +38,11 @@ def verify(
     reductions: Annotated[
         bool, typer.Option("--reductions", help="Compare the search with and without reductions.")
     ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Random schedules, for sizes beyond exhaustion.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the simulation: the same gives the same.")] = 0,
+    minutes: Annotated[float, typer.Option(help="How long to simulate.")] = 1.0,
     explain: Annotated[str | None, typer.Option(help="Say what a promise means.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Give up a world after this.")] = None,
     max_states: Annotated[int | None, typer.Option(help="Give up a world after this.")] = None,
@@ -69,11 +74,24 @@ def verify(
             _explain(explain, console)
         elif reductions:
             _reductions(request, outputs, console)
+        elif simulate:
+            _simulate(Simulated(given, mode, faults, seed, minutes), outputs, console)
         else:
             _verify(request, mutants, outputs, console)
     except ODBError as error:
         typer.echo(f"odb verify: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What to simulate: bounds that were given (None: the default), and for how long."""
+
+    bounds: dict[str, Any]
+    mode: str
+    faults: bool | None
+    seed: int
+    minutes: float
 
 
 @dataclass(frozen=True)
@@ -176,3 +194,22 @@ def _reductions(request: Request, outputs: _Outputs, console: Console) -> None:
     elif outputs.json_file is not None:
         write_json(outputs.json_file, report)
     raise typer.Exit(0 if all(map(settled, rows)) else 1)
+
+
+def _simulate(wish: Simulated, outputs: _Outputs, console: Console) -> None:
+    from odb.verification.simulation import as_json, run_simulation, trace_of_failure
+
+    result = run_simulation(wish, Console(stderr=True))
+    console.print(str(result), soft_wrap=True)
+    named = [] if result.failure is None else [("simulation", trace_of_failure(result.failure))]
+    _print_first(named, console)
+    if outputs.html is not None:
+        from odb.verification.run import write_traces
+
+        write_traces(outputs.html, named)
+    if outputs.json_file == Path("-"):
+        typer.echo(json.dumps(as_json(result)))
+    elif outputs.json_file is not None:
+        outputs.json_file.write_text(json.dumps(as_json(result), indent=2) + "\n")
+    # A sample proves nothing, so the verdict is UNKNOWN at best; but nothing broke.
+    raise typer.Exit(0 if result.failure is None else 1)

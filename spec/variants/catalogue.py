@@ -99,7 +99,7 @@ OURS_CHANGED: Mapping[str, Variant] = {
     # ------------------------------------------------------------ machines
     "drained-ranks-leave": Variant(
         "a drained rank stops posting",
-        ("deadlock-freedom",),
+        ("deadlock-freedom", "epochs-apart"),
         machine=machines.drained_ranks_leave,
     ),
     "target-from-own-report": Variant(
