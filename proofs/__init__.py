@@ -1,4 +1,6 @@
-"""Theorems about the functions in `spec`, for every world size.
+"""Theorems about the functions in `spec`, for every number of ranks, samples, windows and budgets.
 
-No theorem is here yet. What is checked so far, and how, is in the README's table of promises.
+Each module states one or two theorems and proves their obligations with `model_check.prover`, on
+the very function objects that the loader runs. `proofs.catalogue` lists them, and what is not
+proved; `odb verify --proofs` checks them all.
 """

@@ -38,6 +38,12 @@ def verify(
     reductions: Annotated[
         bool, typer.Option("--reductions", help="Compare the search with and without reductions.")
     ] = False,
+    proofs: Annotated[
+        bool, typer.Option("--proofs", help="Prove the theorems, for any number of ranks.")
+    ] = False,
+    smt: Annotated[
+        Path | None, typer.Option(help="With --proofs: write SMT-LIB files into this folder.")
+    ] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Random schedules, for sizes beyond exhaustion.")
     ] = False,
@@ -74,6 +80,8 @@ def verify(
             _explain(explain, console)
         elif reductions:
             _reductions(request, outputs, console)
+        elif proofs:
+            _prove(smt, outputs, console)
         elif simulate:
             _simulate(Simulated(given, mode, faults, seed, minutes), outputs, console)
         else:
@@ -106,9 +114,10 @@ class _Outputs:
 def _require_extra() -> None:
     try:
         import networkx  # noqa: F401
+        import z3  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            'odb verify needs networkx: pip install "verified-odb[verify]"'
+            f'odb verify needs {error.name}: pip install "verified-odb[verify]"'
         ) from error
 
 
@@ -178,8 +187,26 @@ def _write(
 
 def _explain(name: str, console: Console) -> None:
     from odb.verification.run import explain
+    from odb.verification.theorems import explain_theorems
 
-    console.print(f"{name}: {explain(name)}", soft_wrap=True)
+    console.print(f"{name}: {explain(name)}\n\n{explain_theorems(name)}", soft_wrap=True)
+
+
+def _prove(smt: Path | None, outputs: _Outputs, console: Console) -> None:
+    from odb.verification.files import write_json
+    from odb.verification.theorems import as_json, proof_view, run_proofs
+    from proofs.check import write_smtlib
+
+    results = run_proofs(Console(stderr=True))
+    console.print(proof_view(results))
+    if smt is not None:
+        console.print(f"wrote {write_smtlib(smt, results)} files into {smt}", soft_wrap=True)
+    report = {"theorems": as_json(results)}
+    if outputs.json_file == Path("-"):
+        typer.echo(json.dumps(report))
+    elif outputs.json_file is not None:
+        write_json(outputs.json_file, report)
+    raise typer.Exit(0 if all(r.proof.value == "proved" for r in results) else 1)
 
 
 def _reductions(request: Request, outputs: _Outputs, console: Console) -> None:

@@ -176,7 +176,7 @@ def write_traces(folder: Path, named: Sequence[tuple[str, Trace]]) -> list[Path]
 
 
 def explain(name: str) -> str:
-    """What a promise says, in plain English."""
+    """What is checked of a promise in every state, in plain English."""
     known = statements()
     if name not in known:
         raise ConfigError(f"there is no promise {name!r}; there are {', '.join(known)}")

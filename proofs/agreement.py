@@ -1,0 +1,254 @@
+"""All ranks take the same decision, at the same place, about as many steps as each can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from model_check.prover import Obligation, Source, both, implies
+from proofs.reports import bounds, some_report, some_tally, some_terms
+from proofs.theorem import Theorem
+from spec import exchange
+from spec.config import Budget, Config, Idle, Mode
+from spec.exchange import Decision, Finish, Mismatch, Steps, Tally
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """The functions that these theorems are about, under one of the modes."""
+
+    config: Config
+    decide: Callable[[Config, int, Tally, int], Decision] = exchange.decide
+    target: Callable[[Tally], int] = exchange.paper_target
+
+
+MODES = {
+    "join, idle pad": Config(Budget(8)),
+    "join, idle stop": Config(Budget(8), idle=Idle.STOP),
+    "quota mode": Config(Budget(8), mode=Mode.QUOTA),
+    "quota mode with a quota": Config(Budget(8), mode=Mode.QUOTA, quota=100),
+}
+"""`decide` looks at nothing else of a configuration."""
+
+SHIPPED = Deciding(MODES["join, idle pad"])
+
+
+def _decision(f: Deciding, world_size: Any, tally: Tally) -> Decision:
+    return f.decide(f.config, world_size, tally, f.target(tally))
+
+
+def _facts(decision: Decision) -> tuple[Any, ...]:
+    """A decision as values that can be compared one by one."""
+    return (type(decision).__name__, *vars(decision).values())
+
+
+def _same_decision(source: Source, f: Deciding) -> Callable[[], Any]:
+    world_size, tally = source.int("W"), some_tally(source, "tally")
+
+    def claim() -> Any:
+        mine, theirs = (_facts(_decision(f, world_size, tally)) for _ in range(2))
+        if len(mine) != len(theirs) or mine[0] != theirs[0]:
+            return False
+        return both(*(_equal(a, b) for a, b in zip(mine[1:], theirs[1:], strict=True)))
+
+    return claim
+
+
+def _equal(a: Any, b: Any) -> Any:
+    return (a is None) == (b is None) if a is None or b is None else a == b
+
+
+def _same_terms(source: Source, f: Deciding) -> Callable[[], Any]:
+    world_size, tally = source.int("W"), some_tally(source, "tally")
+    mine, theirs = some_terms(source, "mine"), some_terms(source, "theirs")
+    for terms in (mine, theirs):
+        for low, value, high in zip(tally.low, terms, tally.high, strict=True):
+            source.assume(both(low <= value, value <= high))
+
+    def claim() -> Any:
+        if isinstance(_decision(f, world_size, tally), Mismatch):
+            return True
+        return both(*(a == b for a, b in zip(mine, theirs, strict=True)))
+
+    return claim
+
+
+def _round(source: Source) -> tuple[Any, Tally, list[Any]]:
+    """A tally with an arbitrary rank's report in it, and the reports of the ranks that have the
+    largest want and the smallest limit."""
+    window, world_size = source.int("window"), source.int("W")
+    source.assume(both(window >= 1, world_size >= 1))
+    tally = some_tally(source, "tally")
+    reports = [some_report(source, name, window) for name in ("any", "most", "fewest")]
+    for number, report in enumerate(reports):
+        rank = source.int(f"rank{number}")
+        source.assume(both(rank >= 0, rank < world_size))
+        source.assume(bounds(tally, _lifted(report, rank, world_size)))
+    source.assume(tally.want == reports[1].want)
+    source.assume(tally.limit == reports[2].limit)
+    return world_size, tally, reports
+
+
+def _lifted(report: Any, rank: Any, world_size: Any) -> Tally:
+    """`exchange.tally_of`, written without branches, as it is part of an assumption here.
+    (`test_proofs` compares the two.)"""
+    drained = report.want == 0
+    return Tally(
+        low=report.terms,
+        high=report.terms,
+        want=report.want,
+        limit=report.limit,
+        any_drained=_number(drained),
+        spare_missing=_number(both(drained, _not(report.has_spare))),
+        spare_from=_choose(report.has_spare, rank, world_size),
+        failed_rank=world_size,
+        closed_rank=world_size,
+    )
+
+
+def _number(condition: Any) -> Any:
+    return _choose(condition, 1, 0)
+
+
+def _not(condition: Any) -> Any:
+    return not condition if isinstance(condition, bool) else ~condition
+
+
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return condition.choose(yes, no)
+
+
+def _envelope(source: Source, f: Deciding) -> Callable[[], Any]:
+    world_size, tally, reports = _round(source)
+
+    def claim() -> Any:
+        decision = _decision(f, world_size, tally)
+        if not isinstance(decision, Steps):
+            return True
+        return both(
+            decision.target >= 1,
+            *(implies(r.want >= 1, decision.target <= r.limit) for r in reports),
+        )
+
+    return claim
+
+
+def _finish_means_done(source: Source, f: Deciding) -> Callable[[], Any]:
+    world_size, tally, reports = _round(source)
+
+    def claim() -> Any:
+        decision = _decision(f, world_size, tally)
+        if not isinstance(decision, Finish):
+            return True
+        if f.config.mode is Mode.QUOTA and f.config.quota is None:
+            return tally.any_drained >= 1
+        return both(*(report.want == 0 for report in reports))
+
+    return claim
+
+
+def _changed(**functions: Any) -> Deciding:
+    return replace(SHIPPED, **functions)
+
+
+def _ignores_terms(config: Config, world_size: int, tally: Tally, target: int) -> Decision:
+    return exchange.decide(config, world_size, tally._replace(low=tally.high), target)
+
+
+def _ends_with_first(config: Config, world_size: int, tally: Tally, target: int) -> Decision:
+    return Finish() if tally.any_drained else exchange.decide(config, world_size, tally, target)
+
+
+class _Fickle:
+    """Decides by something of its own: here, by how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, tally: Tally) -> Any:
+        self.asked += 1
+        return tally.want + self.asked
+
+
+def _in_every_mode(name: str, says: str, body: Any, mutants: dict[str, Any]) -> list[Obligation]:
+    obligations = []
+    for mode, config in MODES.items():
+        changed = mutants if mode == "join, idle pad" else {}
+        obligations.append(
+            Obligation(f"{name} ({mode})", says, body, _changed(config=config), changed)
+        )
+    return obligations
+
+
+AGREEMENT = Theorem(
+    promise="step-alignment",
+    states=(
+        "Any two of any number of ranks take the same decision in a round, and so the same number "
+        "of steps with the same numbers in every round: after each round they are at the same "
+        "place again. A decision to take steps is never taken by ranks that differ in epoch, "
+        "round, step or settings."
+    ),
+    assumes="Every rank has the same tally (the exchange theorem, and that all_reduce delivers).",
+    reasoning=(
+        "By induction over rounds. All ranks evaluate `decide` on one tally, so they decide alike. "
+        "Unless that is a Mismatch, any two ranks have equal terms, among them round and step. "
+        "Each then adds the same number of steps: T, or what the quota leaves of it, which "
+        "depends on the totals that all have received."
+    ),
+    leaves_out=(
+        "Ranks that have died; that the queue and the trainer take every step that is decided on "
+        "(explored by `odb verify`, not proved)."
+    ),
+    obligations=(
+        *_in_every_mode(
+            "one decision",
+            "two ranks with the same tally take the same decision",
+            _same_decision,
+            {"a rank looks at something of its own": _changed(target=_Fickle())},
+        ),
+        *_in_every_mode(
+            "one place",
+            "unless the decision is Mismatch, any two ranks have the same terms",
+            _same_terms,
+            {"terms are not compared": _changed(decide=_ignores_terms)},
+        ),
+    ),
+)
+
+ENVELOPE = Theorem(
+    promise="target-envelope",
+    states=(
+        "Whenever ranks decide to take T steps, T is at least 1 and at most the number of samples "
+        "of every rank that has samples, for any number of ranks. And the epoch finishes only "
+        "when no rank wants a step (without a quota in quota mode: when some rank is drained)."
+    ),
+    assumes=(
+        "Reports as sound ranks post them: no more groups than samples, and a drained rank gives "
+        "the window as its limit. The two facts about the tally (the exchange theorem)."
+    ),
+    reasoning=(
+        "An arbitrary rank's report is bounded by the tally; the largest want and the smallest "
+        "limit are those of some ranks. T is the smaller of the two."
+    ),
+    leaves_out="Nothing of the statement.",
+    obligations=(
+        *_in_every_mode(
+            "T is in the envelope",
+            "if the decision is T steps: 1 <= T <= samples of any rank that has samples",
+            _envelope,
+            {
+                "T ignores the smallest sample count": _changed(target=lambda t: t.want),
+                "T is one lower": _changed(target=lambda t: min(t.want, t.limit) - 1),
+            },
+        ),
+        *_in_every_mode(
+            "an epoch finishes when it is done",
+            "if the decision is Finish, no rank wants a step (or, without a quota, one is drained)",
+            _finish_means_done,
+            {"the first drained rank ends the epoch": _changed(decide=_ends_with_first)},
+        ),
+    ),
+)

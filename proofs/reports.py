@@ -1,0 +1,75 @@
+"""Symbolic reports and tallies, and what may be assumed of them.
+
+The key to every number of ranks: the tally of any reports is characterised by two facts about each
+of its fields. It bounds the value of every rank, and it is the value of some rank. The theorems
+assume these two facts of an arbitrary tally, and `proofs.exchange` proves them by induction over
+`merge`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_check.prover import Source, both, either
+from spec.config import Terms
+from spec.exchange import Report, Tally
+
+SCALARS = Tally._fields[2:]
+MAXIMA = ("want", "any_drained", "spare_missing")
+MINIMA = ("limit", "spare_from", "failed_rank", "closed_rank")
+
+
+def some_terms(source: Source, name: str) -> Terms:
+    """Terms of any values."""
+    return Terms(*(source.int(f"{name}.{field}") for field in Terms._fields))
+
+
+def some_tally(source: Source, name: str) -> Tally:
+    """A tally of any values."""
+    return Tally(
+        some_terms(source, f"{name}.low"),
+        some_terms(source, f"{name}.high"),
+        *(source.int(f"{name}.{field}") for field in SCALARS),
+    )
+
+
+def flat(tally: Tally) -> tuple[Any, ...]:
+    """All numbers of a tally."""
+    return (*tally.low, *tally.high, *tally[2:])
+
+
+def equal(a: Tally, b: Tally) -> Any:
+    """Whether two tallies are the same."""
+    return both(*(x == y for x, y in zip(flat(a), flat(b), strict=True)))
+
+
+def bounds(tally: Tally, part: Tally) -> Any:
+    """The first fact: the tally bounds each value of a tally that went into it."""
+    return both(
+        *(low <= value for low, value in zip(tally.low, part.low, strict=True)),
+        *(high >= value for high, value in zip(tally.high, part.high, strict=True)),
+        *(getattr(tally, name) >= getattr(part, name) for name in MAXIMA),
+        *(getattr(tally, name) <= getattr(part, name) for name in MINIMA),
+    )
+
+
+def attained(tally: Tally, a: Tally, b: Tally) -> Any:
+    """The second fact, one step: each value of the tally is that of one of two others."""
+    return both(
+        *(
+            either(value == x, value == y)
+            for value, x, y in zip(flat(tally), flat(a), flat(b), strict=True)
+        )
+    )
+
+
+def some_report(source: Source, name: str, window: Any) -> Report:
+    """A report that a sound rank may post: as many groups as samples at most, and a drained rank
+    gives the window as its limit. (`spec.rank` posts no other; tests of `proofs` check that.)"""
+    want, limit = source.int(f"{name}.want"), source.int(f"{name}.limit")
+    flag = source.int(f"{name}.has_spare")
+    source.assume(both(flag >= 0, flag <= 1))
+    source.assume(both(want >= 0, limit >= 1, limit <= window))
+    source.assume(either(both(want == 0, limit == window), both(want >= 1, want <= limit)))
+    terms = some_terms(source, name)
+    return Report(terms, want, limit, has_spare=flag == 1, failed=False, closed=False)
