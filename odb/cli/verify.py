@@ -63,8 +63,9 @@ def verify(
 ) -> None:
     """Explore every interleaving of small worlds, and check every promise in every state.
 
-    Exits with 0 only if everything was explored to the end and held. A limit that was hit leaves
-    the verdict UNKNOWN, and the exit code is 1, as for a promise that fell.
+    A whole profile also proves the theorems (with Z3; --proofs asks cvc5 as well). Exits with 0
+    only if everything was explored to the end and held, and all was proved. A limit that was hit
+    leaves the verdict UNKNOWN, and the exit code is 1, as for a promise that fell.
     """
     try:
         _require_extra()
@@ -142,6 +143,7 @@ def _request(profile: str, given: dict[str, Any], mode: str, faults: bool | None
 def _verify(request: Request, mutants: bool, outputs: _Outputs, console: Console) -> None:
     from odb.verification.run import run_mutants, run_verification, traces, write_traces
     from odb.verification.tables import mutant_table, verdict_text, verification_view
+    from odb.verification.theorems import proof_view, run_proofs
 
     progress_console = Console(stderr=True)
     result: VerificationResult | None = None
@@ -155,6 +157,10 @@ def _verify(request: Request, mutants: bool, outputs: _Outputs, console: Console
         console.print(verification_view(result))
         console.print("\nverdict: ", verdict_text(result.verdict), sep="", end="\n")
         good = result.verdict.value == "holds"
+        if request.wanted:  # a whole profile: the theorems belong to it
+            theorems = run_proofs(progress_console, second=False)
+            console.print(proof_view(theorems))
+            good = good and all(row.proof.value == "proved" for row in theorems)
     named = traces(result, judged)
     if result is not None:
         _print_first(named, console)
