@@ -10,6 +10,8 @@ run these very functions. Read in this order:
     alignment           groups -> exactly T groups
     messages, rank      the state machine of one rank
     lockstep            several ranks in one loop
+    world, enabled, system   the closed system: ranks with inputs, queues, trainers and faults
+    variants            protocols with something changed, which the checks must notice
 """
 
 ODB_PROTOCOL = "odb"
