@@ -124,6 +124,9 @@ class SymInt:
         divisor = _positive_divisor(other)
         return SymInt(self.term % divisor)
 
+    def __lshift__(self, places: int) -> SymInt:
+        return SymInt(self.term * 2**places)
+
     def __lt__(self, other: object) -> SymBool:
         return SymBool(self.term < int_term(other))
 

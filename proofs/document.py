@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from model_check.prover import Obligation
 from proofs.catalogue import NOT_PROVED, THEOREMS
 from proofs.theorem import Theorem
 
@@ -47,9 +48,13 @@ def _theorem(theorem: Theorem) -> str:
         "| obligation | says | mutants that must be refuted |",
         "| --- | --- | --- |",
     ]
+    families: dict[str, list[Obligation]] = {}
     for obligation in theorem.obligations:
-        mutants = "; ".join(obligation.mutants) or "(those of the others)"
-        lines.append(f"| {obligation.name} | {obligation.says} | {mutants} |")
+        families.setdefault(obligation.name.partition(" (")[0], []).append(obligation)
+    for name, members in families.items():
+        mutants = "; ".join(dict.fromkeys(m for member in members for m in member.mutants))
+        count = f" ({len(members)} cases)" if len(members) > 1 else ""
+        lines.append(f"| {name}{count} | {members[0].says} | {mutants} |")
     return "\n".join([*lines, ""])
 
 

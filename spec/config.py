@@ -9,6 +9,9 @@ from typing import NamedTuple
 from spec.errors import ConfigError
 
 PROTOCOL_VERSION = 1
+MOST_DOUBLINGS = 62
+"""After so many rounds of slow start, any window that fits the wire is reached."""
+
 WIRE_LIMIT = 2**62
 """Numbers that cross ranks travel as signed 64-bit integers, some of them negated."""
 
@@ -163,8 +166,7 @@ def terms_of(config: Config, place: Place) -> Terms:
 
 def fill_target(config: Config, round_: int) -> int:
     """How many samples a rank gathers before it reports: slow start, then the window."""
-    doublings = min(round_, config.window.bit_length())
-    return min(config.window, config.slow_start << doublings)
+    return min(config.window, config.slow_start << min(round_, MOST_DOUBLINGS))
 
 
 def _positive(name: str, value: int) -> None:

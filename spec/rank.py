@@ -149,7 +149,7 @@ def transition(setup: Setup, state: RankState, event: Event) -> Transition:
 
     Raises IllegalEventError, and changes nothing, for an event that the phase does not accept.
     """
-    check(state, event)
+    check(setup, state, event)
     match event:
         case Arrived(arrived):
             return _arrive(setup, state, arrived)
@@ -182,7 +182,7 @@ ACCEPTED_IN: dict[type[Event], frozenset[Phase]] = {
 """The phases in which each event may come."""
 
 
-def check(state: RankState, event: Event) -> None:
+def check(setup: Setup, state: RankState, event: Event) -> None:
     """Raise IllegalEventError if the event may not come now."""
     if state.phase not in ACCEPTED_IN[type(event)]:
         raise IllegalEventError(f"{type(event).__name__} while the rank is {state.phase.value}")
@@ -191,6 +191,10 @@ def check(state: RankState, event: Event) -> None:
             expected = tuple(range(state.arrived, state.arrived + len(arrived)))
             if not arrived or tuple(s.seq for s in arrived) != expected:
                 raise IllegalEventError(f"expected samples numbered from {state.arrived}")
+            if len(arrived) > room_left(setup, state):
+                raise IllegalEventError(
+                    f"{len(arrived)} samples where {room_left(setup, state)} were asked for"
+                )
         case Totalled(totals) if len(totals) != len(state.groups):
             raise IllegalEventError(f"{len(totals)} totals for {len(state.groups)} steps")
         case _:
@@ -203,10 +207,15 @@ def check(state: RankState, event: Event) -> None:
 def _fill(setup: Setup, state: RankState) -> Transition:
     """Ask for samples until the window holds what this round waits for, then report."""
     state = state._replace(phase=Phase.FILLING)
-    room = setup.rules.fill_target(setup.config, state.place.round) - len(state.window)
+    room = room_left(setup, state)
     if room > 0 and state.input is Input.OPEN and _wants_samples(setup, state):
         return Transition(state, (Pull(room),))
     return _report(setup, state)
+
+
+def room_left(setup: Setup, state: RankState) -> int:
+    """How many samples the window still waits for in this round."""
+    return setup.rules.fill_target(setup.config, state.place.round) - len(state.window)
 
 
 def _wants_samples(setup: Setup, state: RankState) -> bool:

@@ -18,12 +18,13 @@ from model_check.paths import Engine
 from model_check.prover import Obligation, Proof, Prover, Source, both, either, implies
 from model_check.symbolic import NeedsConcrete, SymInt
 from odb.cli import app
-from proofs import agreement, budget, exchange, gradient, quota, splitting
+from proofs import agreement, budget, exchange, gradient, quota, splitting, window
 from proofs.catalogue import NOT_PROVED, THEOREMS
 from proofs.check import check_all, check_theorem
 from proofs.document import document
 from proofs.second import Condition, ask_cvc5, cvc5_is_there
 from spec import alignment, grouping, rank, scaling
+from spec import config as config_module
 from spec import exchange as spec_exchange
 from spec.config import Budget, Config
 from spec.exchange import tally_of
@@ -62,6 +63,7 @@ PATHS = {
     "target-envelope": 160,
     "alignment-succeeds": 3,
     "budget": 44,
+    "bounded-memory": 125,
     "exact-gradient": 3,
     "quota-closure": 48,
 }
@@ -87,6 +89,7 @@ def test_theorems_are_about_the_functions_of_the_loader() -> None:
     assert budget.SHIPPED.place is grouping.place
     assert gradient.SHIPPED.loss_scale is scaling.loss_scale
     assert quota.Closing().steps_until_quota is rank.steps_until_quota
+    assert window.Filling().fill_target is config_module.fill_target is rank.Rules().fill_target
 
 
 def test_every_promise_is_proved_or_said_not_to_be() -> None:
@@ -286,6 +289,10 @@ def test_the_command_proves_exports_and_explains(tmp_path: Path) -> None:
     assert all("(check-sat)" in file.read_text() for file in files)
     told = runner.invoke(app, ["verify", "--explain", "exact-gradient"]).output
     assert "Left out: Floating-point rounding" in told
+    assert (
+        "Proved for any number of ranks"
+        in runner.invoke(app, ["verify", "--explain", "bounded-memory"]).output
+    )
     untold = runner.invoke(app, ["verify", "--explain", "bounded-delay"]).output
     assert "Not proved" in untold
 

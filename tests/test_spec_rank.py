@@ -255,6 +255,8 @@ def test_samples_must_be_numbered_on_and_totals_must_fit() -> None:
     rank = Rank()
     with pytest.raises(IllegalEventError, match="numbered from 0"):
         rank.on(Arrived((Sample(1, 1, 1),)))
+    with pytest.raises(IllegalEventError, match="3 samples where 2 were asked for"):
+        rank.arrive(1, 2, 3)
     rank.arrive(3, 5)
     rank.tallied()
     with pytest.raises(IllegalEventError, match="1 totals for 2 steps"):
