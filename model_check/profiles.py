@@ -65,6 +65,9 @@ def quick() -> list[Case]:
         cases.append(Case(f"{name}: one stops, 1 fault, 2 epochs", both))
         three = World(settings, 3, (SHORT, LONG, OVERSIZE), 2)
         cases.append(Case(f"{name}: 3 ranks", three, BOTH))
+    for name, settings in MODES:
+        single = World(settings, 1, (SHORT, LONG, EMPTY), 3, faults=Faults(2))
+        cases.append(Case(f"{name}: 1 rank, 2 faults", single))
     growing = config(window=3, slow_start=1)
     cases.append(Case("slow start: window 3", World(growing, 2, (SHORT, LONG), 3, queue=2)))
     cases.append(Case("3 samples: window 2", World(JOIN_PAD, 2, (LONG, OVERSIZE), 3)))

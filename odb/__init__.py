@@ -18,6 +18,7 @@ from odb.collate import PadCollate
 from odb.costs import Resource, default_cost, default_loss_weight
 from odb.equip import apply
 from odb.errors import (
+    BatchError,
     BatchTypeError,
     ConfigError,
     CostError,
@@ -39,6 +40,7 @@ from odb.stats import FilteredSample, LoaderStats
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchError",
     "BatchTypeError",
     "ConfigError",
     "CostError",

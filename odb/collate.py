@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -61,6 +62,7 @@ class PadCollate:
                     "function of a list of samples that makes a batch"
                 )
             samples = [{"input_ids": sample} for sample in samples]
+        _check_fields(samples)
         batch = {key: self._field(str(key), [s[key] for s in samples]) for key in samples[0]}
         if "input_ids" in batch and "attention_mask" not in batch:
             ones = [np.ones(len(s["input_ids"]), np.int64) for s in samples]
@@ -68,11 +70,14 @@ class PadCollate:
         return batch
 
     def _field(self, key: str, values: list[Any]) -> Any:
-        if not _is_sequence(values[0]):
-            return torch.tensor(values) if isinstance(values[0], int | float) else _stack(values)
-        rows = _alike(values)
-        lengths = [len(row) for row in rows]
         pad = self.pad_values.get(key, USUAL_PADS.get(key))
+        if pad is not None and isinstance(values[0], list | tuple):
+            values = [_as_array(key, value) for value in values]  # also nested lists of numbers
+        if not _is_sequence(values[0]):
+            return _numbers(values) if all(map(_is_number, values)) else _stack(values)
+        rows = _alike(values)
+        _check_shapes(key, rows)
+        lengths = [len(row) for row in rows]
         if pad is None:
             if min(lengths) != max(lengths):
                 raise CostError(
@@ -81,7 +86,7 @@ class PadCollate:
                 )
             return _stack([torch.as_tensor(row) for row in rows])
         length = -(-max(lengths) // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        out = torch.full((len(rows), length, *rows[0].shape[1:]), pad, dtype=_dtype(rows[0]))
+        out = torch.full((len(rows), length, *rows[0].shape[1:]), pad, dtype=_dtype(rows, pad))
         target: Any = out if isinstance(rows[0], torch.Tensor) else out.numpy()
         for i, (row, size) in enumerate(zip(rows, lengths, strict=True)):
             if self.padding_side == "right":
@@ -91,23 +96,83 @@ class PadCollate:
         return out
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_)
+
+
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.ndim > 0
-    return isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value)
+    return isinstance(value, list | tuple) and all(map(_is_number, value))
+
+
+def _numbers(values: list[Any]) -> torch.Tensor:
+    made_by_numpy = isinstance(values[0], np.generic)
+    return torch.as_tensor(np.asarray(values)) if made_by_numpy else torch.tensor(values)
+
+
+def _as_array(key: str, value: Any) -> Any:
+    """A list as an array. An empty one has no dtype of its own, so it takes the narrowest."""
+    if not isinstance(value, list | tuple):
+        return value
+    if not value:
+        return np.zeros(0, np.bool_)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise CostError(
+            f"the field {key!r} holds lists of several lengths within a sample, which cannot be "
+            "padded: pass collate_fn="
+        ) from error
 
 
 def _alike(values: list[Any]) -> list[Any]:
     """All rows as numpy arrays, which copy fastest, or as tensors where numpy lacks the dtype."""
-    if isinstance(values[0], torch.Tensor):
-        if values[0].dtype is torch.bfloat16:
+    if all(isinstance(value, torch.Tensor) for value in values):
+        if any(value.dtype is torch.bfloat16 for value in values):
             return values
-        return [value.numpy() for value in values]
-    return [np.asarray(value) if len(value) else np.zeros(0, np.int64) for value in values]
+        return [value.detach().numpy() for value in values]
+    return [
+        _as_array("", value) if isinstance(value, list | tuple) else np.asarray(value)
+        for value in values
+    ]
 
 
-def _dtype(row: Any) -> torch.dtype:
-    return row.dtype if isinstance(row, torch.Tensor) else torch.from_numpy(row[:0]).dtype
+def _dtype(rows: list[Any], pad: float) -> torch.dtype:
+    """A dtype that holds every row and the pad value. Rows without elements have no say."""
+    voting = [row for row in rows if row.shape[0]]
+    dtypes = {
+        row.dtype if isinstance(row, torch.Tensor) else torch.from_numpy(row[:0]).dtype
+        for row in voting
+    } or {torch.int64}
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    if isinstance(pad, float) and not pad.is_integer() and not dtype.is_floating_point:
+        return torch.float32
+    return dtype
+
+
+def _check_fields(samples: Sequence[Mapping[str, Any]]) -> None:
+    fields = samples[0].keys()
+    for sample in samples:
+        if sample.keys() != fields:
+            odd = ", ".join(sorted(repr(str(key)) for key in fields ^ sample.keys()))
+            raise CostError(
+                f"samples of one batch differ in the fields {odd}: give every sample all fields, "
+                "or pass collate_fn="
+            )
+
+
+def _check_shapes(key: str, rows: list[Any]) -> None:
+    if key == "input_ids" and rows[0].ndim != 1:
+        raise CostError(
+            f"input_ids has the shape {tuple(rows[0].shape)}, but a sample is one sequence: "
+            "tokenize without return_tensors, or take the first row"
+        )
+    if len({tuple(row.shape[1:]) for row in rows}) > 1:
+        raise CostError(
+            f"the field {key!r} differs in more than its first size, which alone is padded: pass "
+            "collate_fn="
+        )
 
 
 def _stack(values: list[Any]) -> Any:

@@ -92,7 +92,7 @@ def default_loss_weight(sample: Any) -> int:
     That is the number of labels that are not -100, without the first one, which the causal shift
     drops; all tokens if there are no labels; 1 if the label is a single number.
     """
-    labels = sample.get("labels") if isinstance(sample, Mapping) else None
+    labels = _labels(sample)
     if labels is None:
         return default_cost(sample)
     if isinstance(labels, torch.Tensor):
@@ -119,9 +119,16 @@ class LabelsOrCost:
     cost_fn: CostFn
 
     def __call__(self, sample: Any) -> int:
-        if isinstance(sample, Mapping) and sample.get("labels") is not None:
-            return default_loss_weight(sample)
-        return self.cost_fn(sample)
+        return self.cost_fn(sample) if _labels(sample) is None else default_loss_weight(sample)
+
+
+def _labels(sample: Any) -> Any:
+    """A sample's labels, also under the names that Hugging Face's collators rename to `labels`."""
+    if isinstance(sample, Mapping):
+        for name in ("labels", "label", "label_ids"):
+            if sample.get(name) is not None:
+                return sample[name]
+    return None
 
 
 def _length(values: Any) -> int:
@@ -131,7 +138,9 @@ def _length(values: Any) -> int:
     elif isinstance(values, np.ndarray):
         if values.ndim > 0:
             return int(values.size)
-    elif isinstance(values, list | tuple) and all(isinstance(v, int | float) for v in values):
+    elif isinstance(values, list | tuple) and all(
+        isinstance(v, int | float | np.number) for v in values
+    ):
         return len(values)
     raise CostError(
         f"cannot tell how many tokens a {type(values).__name__} has: pass cost_fn=, a function "
@@ -142,8 +151,8 @@ def _length(values: Any) -> int:
 def _whole(who: str, value: Any) -> int:
     if type(value) is int and value >= 0:
         return value
-    if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_floating_point():
-        value = value.item()
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()  # a float stays one, and is refused
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise CostError(f"{who} returned {value!r}; it must return a whole number of 0 or more")
     return int(value)

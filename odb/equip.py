@@ -13,6 +13,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 from torch.utils.data import default_collate as torch_default_collate
+from torch.utils.data import default_convert as torch_default_convert
 
 from odb.errors import ConfigError
 from odb.loader import ODBDataLoader
@@ -68,6 +69,8 @@ def apply(dataloader: DataLoader[Any], *, token_budget: int, **options: Any) -> 
     same object. Raises ConfigError for a loader with a batch sampler of its own, or of a subclass
     that iterates in its own way (equip it before a framework wraps it).
     """
+    if isinstance(dataloader, EquippedDataLoader):
+        raise ConfigError("this DataLoader is equipped already; its loader is `dataloader.odb`")
     if type(dataloader).__iter__ is not DataLoader.__iter__:
         raise ConfigError(
             f"a {type(dataloader).__name__} iterates in its own way: apply odb to a plain "
@@ -75,9 +78,12 @@ def apply(dataloader: DataLoader[Any], *, token_budget: int, **options: Any) -> 
         )
     if dataloader.batch_sampler is not None and type(dataloader.batch_sampler) is not BatchSampler:
         raise ConfigError("this DataLoader has a batch_sampler of its own, but odb forms batches")
-    loader = ODBDataLoader(
-        dataloader.dataset, token_budget=token_budget, **{**_taken_over(dataloader), **options}
-    )
+    taken = _taken_over(dataloader)
+    if "sampler" in options:
+        taken.pop("shuffle", None)
+    if "shuffle" in options:
+        taken.pop("sampler", None)
+    loader = ODBDataLoader(dataloader.dataset, token_budget=token_budget, **{**taken, **options})
     # Frameworks hold the loader already, so it has to stay the same object. Only this one object
     # becomes an instance of a subclass; no class is changed.
     dataloader.odb = loader
@@ -97,7 +103,7 @@ def _taken_over(dataloader: DataLoader[Any]) -> dict[str, Any]:
     if dataloader.num_workers > 0:
         options["prefetch_factor"] = dataloader.prefetch_factor
         options["multiprocessing_context"] = dataloader.multiprocessing_context
-    if dataloader.collate_fn is not torch_default_collate:
+    if dataloader.collate_fn not in (torch_default_collate, torch_default_convert):
         options["collate_fn"] = dataloader.collate_fn
     if not isinstance(dataloader.dataset, IterableDataset):
         if type(dataloader.sampler) is RandomSampler and not dataloader.sampler.replacement:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from spec.errors import ConfigError, EnvelopeError, IllegalEventError, ODBError
 
 __all__ = [
+    "BatchError",
     "BatchTypeError",
     "ConfigError",
     "CostError",
@@ -79,6 +81,21 @@ class PipelineError(_FromFacts):
         self.lost = lost
 
 
+class BatchError(ODBError):
+    """The collate function failed; `sample_ids` are those of the batch (none: an idle step's). The
+    original error is chained."""
+
+    def __init__(self, sample_ids: Sequence[object], error: BaseException) -> None:
+        names = ", ".join(map(repr, sample_ids)) or "none (an idle step)"
+        summary = f"{type(error).__name__}: {error}"
+        super().__init__(f"making a batch of the samples {names} failed: {summary}")
+        self.sample_ids = tuple(sample_ids)
+        self._cause = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchError, (self.sample_ids, self._cause)
+
+
 class SampleError(ODBError):
     """Reading or measuring one sample failed. The original error is in the message, with its
     traceback, as it may come from another process."""
@@ -141,14 +158,20 @@ class ExchangeTimeoutError(_FromFacts, TimeoutError):
         self.timeout = timeout
 
 
+TERM_NAMES = {
+    "settings": "shuffle, loss_scaling, on_error, sharded or resources (compared by a digest)"
+}
+"""Terms that need explaining."""
+
+
 class MismatchError(_FromFacts):
     """Ranks are configured differently or are at different places: names the term and both
     values."""
 
     def __init__(self, *, term: str, low: int, high: int) -> None:
         super().__init__(
-            f"ranks disagree on {term}: one has {low}, another {high}. All ranks must build the "
-            "loader with the same settings and iterate it the same number of times",
+            f"ranks disagree on {TERM_NAMES.get(term, term)}: one has {low}, another {high}. All "
+            "ranks must build the loader with the same settings and iterate it equally often",
             term=term,
             low=low,
             high=high,

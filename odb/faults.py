@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from odb.errors import (
+    BatchError,
     ExchangeTimeoutError,
     MismatchError,
     ODBError,
@@ -24,11 +25,11 @@ class FaultLog:
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
         self._timeout = timeout
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._broken: LinkBroken | None = None
         self._reason = ""
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """This rank's pipeline raised."""
         self._error = error
 
@@ -69,7 +70,9 @@ class FaultLog:
         return failure
 
 
-def _summary(error: Exception) -> str:
+def _summary(error: BaseException) -> str:
     if isinstance(error, SampleError):
         return f"sample {error.sample_id!r}: {error.summary}"
+    if isinstance(error, BatchError):
+        return str(error)
     return f"{type(error).__name__}: {error}"

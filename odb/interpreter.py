@@ -74,7 +74,7 @@ class Shell(Protocol):
     def end(self, outcome: Outcome, state: RankState) -> None:
         """The epoch is over."""
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """Remember what `pull` or `emit` raised."""
 
     def lost(self, error: LinkBroken) -> None:
@@ -137,7 +137,7 @@ class Interpreter:
     def _pull(self, limit: int) -> Event:
         try:
             samples = self._shell.pull(self.state.arrived, limit)
-        except Exception as error:
+        except BaseException as error:  # in a thread, nobody else would tell the other ranks
             self._shell.failed(error)
             return Failed()
         if samples is None:
@@ -147,7 +147,7 @@ class Interpreter:
     def _emit(self, step: Step) -> Event:
         try:
             return Emitted() if self._shell.emit(step) else Closed()
-        except Exception as error:
+        except BaseException as error:
             self._shell.failed(error)
             return Failed()
 

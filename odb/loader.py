@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from odb.batches import BatchMaker, CollateFn, LossScaling
@@ -19,6 +20,7 @@ from odb.interpreter import Interpreter
 from odb.outbox import Outbox
 from odb.pinning import Pinner
 from odb.session import Session, StepIterator
+from odb.sharding import Sharded
 from odb.shell import LoaderShell, Ports, ShellOptions
 from odb.source import LARGEST_CHUNK, ReadOptions, Source
 from odb.stats import LoaderStats
@@ -71,8 +73,9 @@ class ODBDataLoader:
 
     dataset: map-style or iterable. A map-style one is divided among ranks as `DistributedSampler`
         does it, without repeating any sample. An iterable one is iterated on every rank and
-        worker, and each keeps its own part of the samples; with `sharded=True` the dataset itself
-        yields different samples on each.
+        worker, and each keeps its own part of the samples. `sharded=True`: the dataset itself
+        yields different samples on each rank and worker; `sharded="workers"`: on each worker of a
+        rank, but the same on every rank.
     token_budget: most tokens of a batch: rows times the longest row (its length rounded up to the
         collate function's `pad_to_multiple_of`), or with `packed=True` the sum of the costs. A
         sample that exceeds it by itself is delivered alone and listed in `stats.oversize`.
@@ -135,11 +138,15 @@ class ODBDataLoader:
         on_error: Literal["raise", "skip"] = "raise",
         prefetch: int = 2,
         pin_memory: bool = False,
-        sharded: bool = False,
+        sharded: Sharded = False,
         chunk: int | None = None,
         **dataloader_options: Any,
     ) -> None:
         workers = _worker_options(dataloader_options, num_workers)
+        if sharded not in (True, False, "workers"):
+            raise ConfigError(f'sharded must be True, False or "workers", not {sharded!r}')
+        if isinstance(token_budget, np.integer):
+            token_budget = int(token_budget)
         collate: CollateFn = PadCollate() if collate_fn is None else collate_fn
         resources = dict(resources or {})
         scaling = _choice("loss_scaling", loss_scaling, LossScaling)
@@ -271,6 +278,10 @@ class ODBDataLoader:
             raise ConfigError(f"an epoch is a whole number of 0 or more, not {epoch}")
         self._epoch = epoch
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy opens an exchange and workers of its own."""
+        return {**self.__dict__, "_session": None, "_source": None, "_finalizer": None}
+
     def __repr__(self) -> str:
         config = self._plan.config
         return (
@@ -294,6 +305,10 @@ def _worker_options(options: dict[str, Any], num_workers: int) -> dict[str, Any]
             raise ConfigError(f"{name}={value!r}: {NOT_TAKEN[name]}")
         if name not in HANDED_ON:
             raise ConfigError(f"ODBDataLoader has no argument {name!r}")
+    if not num_workers:
+        for name in ("prefetch_factor", "persistent_workers"):
+            if options.get(name):
+                raise ConfigError(f"{name} needs workers: pass num_workers=1 or more with it")
     handed_on = {name: value for name, value in options.items() if name in HANDED_ON}
     return {"num_workers": num_workers, **handed_on}
 
@@ -307,6 +322,8 @@ def _chunk_size(chunk: int | None, window: int) -> int:
 
 
 def _check_order(dataset: Any, shuffle: bool | None, sampler: Any) -> None:
+    if sampler is not None and iter(sampler) is sampler:
+        raise ConfigError("sampler is an iterator, which lasts one epoch only: pass a list")
     if sampler is not None and shuffle:
         raise ConfigError("sampler and shuffle exclude each other: the sampler gives the order")
     if isinstance(dataset, IterableDataset) and (shuffle or sampler is not None):

@@ -6,7 +6,10 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 from odb.errors import ConfigError, CostError
@@ -93,7 +96,7 @@ def plan_microbatches(
     PeerFailedError on all others; MismatchError if the budgets differ.
     """
     rule = CostRule.SUMMED if packed else CostRule.PADDED
-    budget = Budget(token_budget, rule, max_samples)
+    budget = Budget(int(token_budget), rule, max_samples)
     config = Config(budget, window=EVERYTHING, slow_start=EVERYTHING)
     link = _link(group)
     shell = _PlanShell(costs, weights if weights is not None else costs, link)
@@ -153,7 +156,7 @@ class _PlanShell:
         lost = [sample.seq for sample in held(state)]
         self._error = self._faults.explain(outcome, state.place.step, lost)
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         self._faults.failed(error)
 
     def lost(self, error: LinkBroken) -> None:
@@ -196,7 +199,9 @@ def _link(choice: GroupChoice) -> Transport:
     return _LINKS[over]
 
 
-def _whole(what: str, index: int, value: object) -> int:
+def _whole(what: str, index: int, value: Any) -> int:
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise CostError(f"the {what} of sample {index} is {value!r}, not a whole number from 0")
     return int(value)

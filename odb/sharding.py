@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
@@ -94,16 +94,26 @@ class IndexedReader(_Transparent, Dataset[Fetched]):
         if read_many is not None:
             try:
                 samples = read_many(indices)
-                return [Fetched(i, s, None) for i, s in zip(indices, samples, strict=True)]
+                pairs = zip(indices, samples, strict=True)
+                return [Fetched(_plain(i), sample, None) for i, sample in pairs]
             except Exception:  # one of them is at fault: read one by one to find out which
                 pass
         return [self[index] for index in indices]
 
     def __getitem__(self, index: Any) -> Fetched:
         try:
-            return Fetched(index, self.dataset[index], None)
+            return Fetched(_plain(index), self.dataset[index], None)
         except Exception as error:
-            return Fetched(index, None, sample_error(index, error))
+            return Fetched(_plain(index), None, sample_error(_plain(index), error))
+
+
+def _plain(index: Any) -> SampleId:
+    """An index as a sample's name: a tensor, as some samplers yield it, equals no other."""
+    return index.item() if isinstance(index, torch.Tensor) and index.ndim == 0 else index
+
+
+Sharded = bool | Literal["workers"]
+"""Whether an iterable dataset divides itself: not at all, by rank and worker, or by worker only."""
 
 
 class StreamReader(_Transparent, IterableDataset[Fetched]):
@@ -112,11 +122,13 @@ class StreamReader(_Transparent, IterableDataset[Fetched]):
     Unless `sharded`, every worker of every rank iterates the dataset from the start. Of W ranks,
     rank r keeps the samples at the positions r, r + W, r + 2W, ..., and its workers take turns with
     these; so the dataset must yield the same samples in the same order everywhere, as an ordinary
-    IterableDataset does. With `sharded` the dataset itself yields different samples on every rank
-    and worker, and all of them are kept.
+    IterableDataset does. With `sharded=True` the dataset itself yields different samples on every
+    rank and worker, and all of them are kept. With `sharded="workers"` it yields different samples
+    on every worker (by `get_worker_info`, or a `worker_init_fn`), but the same on every rank: then
+    each rank keeps its part of what each worker yields.
     """
 
-    def __init__(self, dataset: Iterable[Any], seat: Seat, *, sharded: bool) -> None:
+    def __init__(self, dataset: Iterable[Any], seat: Seat, *, sharded: Sharded) -> None:
         self.dataset = dataset
         self.seat = seat
         self.sharded = sharded
@@ -138,7 +150,10 @@ class StreamReader(_Transparent, IterableDataset[Fetched]):
         position = -1
         try:
             for position, sample in enumerate(self.dataset):
-                if self.sharded:
+                if self.sharded == "workers":
+                    if position % world_size == rank:
+                        yield Fetched((worker, position), sample, None)
+                elif self.sharded:
                     yield Fetched((rank, worker, position), sample, None)
                 elif position % world_size == rank and position // world_size % workers == worker:
                     yield Fetched(position, sample, None)
@@ -146,10 +161,12 @@ class StreamReader(_Transparent, IterableDataset[Fetched]):
             failed: SampleId = position + 1
             if self.sharded:
                 failed = (rank, worker, position + 1)
+            if self.sharded == "workers":
+                failed = (worker, position + 1)
             yield Fetched(failed, None, sample_error(failed, error))
 
 
-def reader_for(dataset: Any, seat: Seat, *, sharded: bool) -> IndexedReader | StreamReader:
+def reader_for(dataset: Any, seat: Seat, *, sharded: Sharded) -> IndexedReader | StreamReader:
     """The reader for a dataset of either kind. Raises ConfigError for what is no dataset."""
     if isinstance(dataset, IterableDataset):
         if type(dataset).__module__.partition(".")[0] == "datasets" and not sharded:

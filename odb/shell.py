@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from odb.batches import BatchMaker, Delivery, Spare
-from odb.errors import ODBError
+from odb.errors import BatchError, ODBError
 from odb.faults import FaultLog
 from odb.info import SampleId
 from odb.outbox import Outbox
@@ -107,7 +107,10 @@ class LoaderShell:
             assert self._spare is not None, "the protocol promised a spare"
             samples = [self._spare.sample()]
         ids = [entry.sample_id for entry in entries]
-        delivery = self._ports.batches.make(step, ids, samples)
+        try:
+            delivery = self._ports.batches.make(step, ids, samples)
+        except Exception as error:
+            raise BatchError(ids, error) from error
         if not self._ports.outbox.put(delivery):
             return False
         self._count(step)
@@ -135,7 +138,7 @@ class LoaderShell:
 
     # ------------------------------------------------------------ the end
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         self._faults.failed(error)
 
     def lost(self, error: LinkBroken) -> None:

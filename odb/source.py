@@ -13,7 +13,7 @@ from odb.chunks import PackedSamples, pack
 from odb.costs import CostModel, Measured
 from odb.errors import ConfigError, SampleError
 from odb.info import SampleId
-from odb.sharding import Fetched, Seat, ShardSampler, reader_for, sample_error
+from odb.sharding import Fetched, Seat, Sharded, ShardSampler, reader_for, sample_error
 
 LARGEST_CHUNK = 64
 """Samples of a message between processes: enough to make its fixed cost small for each."""
@@ -79,7 +79,7 @@ class ReadOptions:
     sampler: Sampler[Any] | None
     shuffle: bool
     seed: int
-    sharded: bool
+    sharded: Sharded
     chunk: int
     workers: dict[str, Any] = field(default_factory=dict)
 

@@ -6,7 +6,9 @@ be confused with the trainer's collectives or with those of another loader.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -106,7 +108,9 @@ class GlooLink:
     def close(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            self._release(group)
+            # `destroy_process_group()`, the last line of many scripts, has destroyed this one too.
+            with contextlib.suppress(ValueError):
+                self._release(group)
 
 
 class _Release(Protocol):
@@ -122,7 +126,7 @@ class _translated_errors:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, RuntimeError):  # c10d's own errors derive from it
             text = str(error)
-            kind = LinkTimeout if "imed out" in text else LinkBroken
+            kind = LinkTimeout if re.search("timed? ?out", text, re.IGNORECASE) else LinkBroken
             raise kind(text.partition("\n")[0]) from error
 
 
@@ -159,10 +163,18 @@ def connect(choice: GroupChoice, timeout: float) -> Transport:
     if choice is None or not (dist.is_available() and dist.is_initialized()):
         return LoopBack()
     wait = timedelta(seconds=timeout)
-    if choice == "world" or seat.world_size == dist.get_world_size():
-        group = dist.new_group(backend="gloo", timeout=wait, group_desc="odb")
-        return GlooLink(group, seat, dist.destroy_process_group)
-    return _SUBGROUPS.take(choice, seat, wait)
+    try:
+        with _translated_errors():
+            if choice == "world" or seat.world_size == dist.get_world_size():
+                group = dist.new_group(backend="gloo", timeout=wait, group_desc="odb")
+                return GlooLink(group, seat, dist.destroy_process_group)
+            return _SUBGROUPS.take(choice, seat, wait)
+    except LinkBroken as error:
+        raise NotDistributedError(
+            f"could not connect the ranks within {timeout:g} s ({error}): every rank of the group "
+            "must iterate its loaders, in the same order. For a loader on one rank alone, such as "
+            "an evaluation on rank 0, pass group=None"
+        ) from error
 
 
 class _Subgroups:

@@ -366,12 +366,13 @@ def _withdraw(state: RankState) -> RankState:
 
 def _fail(setup: Setup, state: RankState) -> Transition:
     """Read no more. Steps that were decided on become idle, so that nobody waits for this rank in
-    a gradient, and the next report says that it failed."""
+    a gradient, and the next report says that it failed. If not even an idle step can be made, or
+    there is nobody to wait, nothing more is emitted."""
     state = state._replace(input=Input.FAILED)
     if state.phase is Phase.FILLING:
         return _fill(setup, state)
-    if state.pending[0].idle:
-        state, commands = _emit(setup, state._replace(pending=()))
+    if state.pending[0].idle or setup.world_size == 1:
+        state, commands = _emit(setup, _withdraw(state))
         return Transition(state, (GiveUp(), *commands))
     idle = tuple(step._replace(group=(), local=NOTHING) for step in state.pending)
     return _emit(setup, _withdraw(state)._replace(pending=idle))

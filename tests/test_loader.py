@@ -73,6 +73,10 @@ def ids_of(loader: odb.ODBDataLoader) -> list[Any]:
         ({"tokens": 5}, "no argument 'tokens'"),
         ({"seed": -1}, "seed"),
         ({"chunk": 0}, "chunk"),
+        ({"sharded": "rank"}, '"workers"'),
+        ({"prefetch_factor": 4}, "needs workers"),
+        ({"persistent_workers": True}, "needs workers"),
+        ({"sampler": iter([0])}, "one epoch only"),
         ({"resources": {"patches": odb.Resource(len, 0)}}, "resource"),
     ],
 )
@@ -603,3 +607,114 @@ def test_pinning_without_a_device_warns_and_goes_on() -> None:
 def test_batches_are_pinned() -> None:
     for batch, _ in odb.ODBDataLoader(Sized(2), token_budget=4, pin_memory=True).steps():
         assert batch["input_ids"].is_pinned()
+
+
+# ---------------------------------------------------------------- found by a reviewer
+
+
+def test_dtypes_and_pad_values_are_not_narrowed_to_the_first_row() -> None:
+    pad = odb.PadCollate({"e": 0})
+    assert pad([{"e": []}, {"e": [0.5, 0.75]}])["e"].tolist() == [[0, 0], [0.5, 0.75]]
+    assert pad([{"e": [1]}, {"e": [0.5, 0.75]}])["e"].tolist() == [[1, 0], [0.5, 0.75]]
+    wide = [{"e": torch.tensor([1], dtype=torch.int32)}, {"e": torch.tensor([2**40, 2])}]
+    assert pad(wide)["e"].tolist() == [[1, 0], [2**40, 2]]
+    assert odb.PadCollate({"e": 0.5})([{"e": [1]}, {"e": [5, 7]}])["e"].tolist() == [
+        [1, 0.5],
+        [5, 7],
+    ]
+
+
+def test_samples_of_different_fields_are_refused() -> None:
+    for rows in (
+        [{"input_ids": [1]}, {"input_ids": [1], "labels": [1]}],
+        [{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}],
+    ):
+        with pytest.raises(odb.CostError, match="'labels'"):
+            odb.PadCollate()(rows)
+
+
+def test_numpy_numbers_and_nested_lists_become_tensors() -> None:
+    labels = [{"labels": np.int64(1)}, {"labels": np.int64(0)}]
+    assert odb.PadCollate()(labels)["labels"].tolist() == [1, 0]
+    boxes = [{"bbox": [[1, 2, 3, 4]] * 2}, {"bbox": [[5, 6, 7, 8]]}]
+    assert odb.PadCollate({"bbox": 0})(boxes)["bbox"].shape == (2, 2, 4)
+    assert default_cost([np.int64(3), np.int64(4)]) == 2
+
+
+def test_sequences_of_the_wrong_shape_say_so() -> None:
+    with pytest.raises(odb.CostError, match="return_tensors"):
+        odb.PadCollate()([{"input_ids": torch.ones(1, 8)}])
+    pixels = [{"x": torch.ones(2, 3)}, {"x": torch.ones(2, 4)}]
+    with pytest.raises(odb.CostError, match="more than its first size"):
+        odb.PadCollate({"x": 0})(pixels)
+
+
+@pytest.mark.parametrize("name", ["labels", "label", "label_ids"])
+def test_a_class_label_weighs_one_whatever_its_name(name: str) -> None:
+    assert default_loss_weight({"input_ids": tokens(1, 2, 3), name: 1}) == 1
+
+
+class ByWorker(IterableDataset[Tokens]):
+    """The pattern of PyTorch's docs: the dataset divides itself among workers, not among ranks."""
+
+    def __iter__(self) -> Iterator[Tokens]:
+        info = get_worker_info()
+        first, stride = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter({"input_ids": tokens(i)} for i in range(first, 50, stride))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_divides_itself_by_worker(num_workers: int) -> None:
+    loader = odb.ODBDataLoader(
+        ByWorker(), token_budget=8, num_workers=num_workers, sharded="workers"
+    )
+    seen = [t for batch, _ in loader.steps() for t in batch["input_ids"].flatten().tolist()]
+    assert sorted(seen) == list(range(50))
+
+
+def test_a_failing_batch_names_its_samples_and_leaves_no_dummies_behind() -> None:
+    def collate(samples: list[Tokens]) -> Any:
+        if any(int(s["input_ids"][0]) == 5 for s in samples):
+            raise ValueError("bad")
+        return {"n": len(samples)}
+
+    loader = odb.ODBDataLoader(Sized(*[2] * 9), token_budget=2, collate_fn=collate)
+    idle: list[bool] = []
+    with pytest.raises(odb.PipelineError, match=r"batch of the samples 5 failed: ValueError: bad"):
+        idle.extend(info.idle for _, info in loader.steps())
+    assert not any(idle)
+
+
+def test_a_thread_s_exit_is_a_failure_too() -> None:
+    def collate(samples: list[Tokens]) -> Any:
+        raise SystemExit(3)
+
+    with pytest.raises(odb.PipelineError, match="SystemExit"):
+        ids_of(odb.ODBDataLoader(Sized(2), token_budget=2, collate_fn=collate))
+
+
+def test_tensors_as_indices_name_samples_by_their_number() -> None:
+    loader = odb.ODBDataLoader(Sized(*[2] * 5), token_budget=4, sampler=torch.randperm(5))
+    assert sorted(ids_of(loader)) == list(range(5))
+
+
+def test_apply_takes_a_loader_without_batches_and_lets_options_override() -> None:
+    unbatched = odb.apply(DataLoader(Sized(1, 1), batch_size=None), token_budget=4)
+    assert [odb.pop_step_info(b).sample_ids for b in unbatched] == [(0, 1)]
+    own_order = odb.apply(DataLoader(Sized(1, 1), shuffle=True), token_budget=4, sampler=[1])
+    assert [odb.pop_step_info(b).sample_ids for b in own_order] == [(1,)]
+    with pytest.raises(odb.ConfigError, match="equipped already"):
+        odb.apply(own_order, token_budget=4)
+
+
+def test_a_used_loader_can_be_copied() -> None:
+    loader = odb.ODBDataLoader(Sized(1, 1), token_budget=4)
+    assert ids_of(loader) == [0, 1]
+    assert ids_of(copy.deepcopy(loader)) == [0, 1]
+
+
+def test_plans_take_tensors_and_numpy_numbers() -> None:
+    plan = odb.plan_microbatches(torch.tensor([3, 4]), 8, None)  # type: ignore[arg-type]
+    assert [m.indices for m in plan] == [(1, 0)]
+    loader = odb.ODBDataLoader(Sized(1), token_budget=np.int64(4))  # type: ignore[arg-type]
+    assert ids_of(loader) == [0]

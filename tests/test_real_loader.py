@@ -33,6 +33,7 @@ from tests.jobs import (
     run_case,
     run_epoch,
 )
+from tests.test_loader import ByWorker
 
 UNEVEN = (Shard(lengths(64, 10, 500)), Shard(lengths(40, 10, 500)))
 SMALL = (Shard(lengths(20, 10, 100)), Shard(lengths(9, 10, 100)))
@@ -504,6 +505,49 @@ def test_without_a_process_group_several_ranks_are_never_silently_alone() -> Non
     run = {"start_method": "fork", "timeout": 60, "process_group": False}
     assert run_ranks(alone, 2, "default", **run) == ["NotDistributedError"] * 2  # type: ignore[arg-type]
     assert run_ranks(alone, 2, None, **run) == ["9", "9"]  # type: ignore[arg-type]
+
+
+def closed_late(rank: int, world_size: int) -> int:
+    loader = odb.ODBDataLoader(Lines(9), token_budget=512)
+    count = sum(info.local_samples for _, info in loader.steps())
+    dist.destroy_process_group()
+    loader.close()
+    return count
+
+
+def test_closing_after_the_default_group_is_gone_is_no_error() -> None:
+    assert run_ranks(closed_late, 2, start_method="fork", timeout=60) == [5, 4]
+
+
+def on_one_rank_only(rank: int, world_size: int) -> str:
+    if rank == 1:
+        time.sleep(6)
+        return ""
+    try:
+        list(odb.ODBDataLoader(Lines(9), token_budget=512, timeout=3).steps())
+    except odb.NotDistributedError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_loader_on_one_rank_only_says_what_to_do() -> None:
+    said, _ = run_ranks(on_one_rank_only, 2, start_method="fork", timeout=60)
+    assert "group=None" in said
+
+
+def stream_by_worker(rank: int, world_size: int) -> list[int]:
+    loader = odb.ODBDataLoader(ByWorker(), token_budget=16, num_workers=2, sharded="workers")
+    return [
+        int(i)
+        for batch, info in loader.steps()
+        if not info.idle
+        for i in batch["input_ids"].flatten()
+    ]
+
+
+def test_a_stream_that_divides_itself_by_worker_is_seen_once() -> None:
+    ranks = run_ranks(stream_by_worker, 2, start_method="fork", timeout=60)
+    assert sorted(i for rank in ranks for i in rank) == list(range(50))
 
 
 # ---------------------------------------------------------------- some of the ranks
