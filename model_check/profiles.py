@@ -66,8 +66,8 @@ def quick() -> list[Case]:
         three = World(settings, 3, (SHORT, LONG, OVERSIZE), 2)
         cases.append(Case(f"{name}: 3 ranks", three, BOTH))
     for name, settings in MODES:
-        single = World(settings, 1, (SHORT, LONG, EMPTY), 3, faults=Faults(2))
-        cases.append(Case(f"{name}: 1 rank, 2 faults", single))
+        lone = World(settings, 1, (SHORT, LONG, EMPTY), 3, faults=Faults(2))
+        cases.append(Case(f"{name}: 1 rank, 2 faults", lone))
     growing = config(window=3, slow_start=1)
     cases.append(Case("slow start: window 3", World(growing, 2, (SHORT, LONG), 3, queue=2)))
     cases.append(Case("3 samples: window 2", World(JOIN_PAD, 2, (LONG, OVERSIZE), 3)))

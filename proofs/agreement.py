@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_check.prover import Obligation, Source, both, implies
-from proofs.reports import bounds, some_report, some_tally, some_terms
+from proofs.reports import bounds, lifted, some_report, some_tally, some_terms
 from proofs.theorem import Theorem
 from spec import exchange
 from spec.config import Budget, Config, Idle, Mode
@@ -84,41 +84,10 @@ def _round(source: Source) -> tuple[Any, Tally, list[Any]]:
     for number, report in enumerate(reports):
         rank = source.int(f"rank{number}")
         source.assume(both(rank >= 0, rank < world_size))
-        source.assume(bounds(tally, _lifted(report, rank, world_size)))
+        source.assume(bounds(tally, lifted(report, rank, world_size)))
     source.assume(tally.want == reports[1].want)
     source.assume(tally.limit == reports[2].limit)
     return world_size, tally, reports
-
-
-def _lifted(report: Any, rank: Any, world_size: Any) -> Tally:
-    """`exchange.tally_of`, written without branches, as it is part of an assumption here.
-    (`test_proofs` compares the two.)"""
-    drained = report.want == 0
-    return Tally(
-        low=report.terms,
-        high=report.terms,
-        want=report.want,
-        limit=report.limit,
-        any_drained=_number(drained),
-        spare_missing=_number(both(drained, _not(report.has_spare))),
-        spare_from=_choose(report.has_spare, rank, world_size),
-        failed_rank=world_size,
-        closed_rank=world_size,
-    )
-
-
-def _number(condition: Any) -> Any:
-    return _choose(condition, 1, 0)
-
-
-def _not(condition: Any) -> Any:
-    return not condition if isinstance(condition, bool) else ~condition
-
-
-def _choose(condition: Any, yes: Any, no: Any) -> Any:
-    if isinstance(condition, bool):
-        return yes if condition else no
-    return condition.choose(yes, no)
 
 
 def _envelope(source: Source, f: Deciding) -> Callable[[], Any]:

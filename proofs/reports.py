@@ -73,3 +73,37 @@ def some_report(source: Source, name: str, window: Any) -> Report:
     source.assume(either(both(want == 0, limit == window), both(want >= 1, want <= limit)))
     terms = some_terms(source, name)
     return Report(terms, want, limit, has_spare=flag == 1, failed=False, closed=False)
+
+
+def some_report_of_any_kind(source: Source, name: str, window: Any) -> Report:
+    """A report of a rank that may have failed, or whose trainer may have stopped."""
+    report = some_report(source, name, window)
+    failed, closed = source.int(f"{name}.failed"), source.int(f"{name}.closed")
+    for flag in (failed, closed):
+        source.assume(both(flag >= 0, flag <= 1))
+    return report._replace(failed=failed == 1, closed=closed == 1)
+
+
+def lifted(report: Report, rank: Any, world_size: Any) -> Tally:
+    """`exchange.tally_of`, written without branches, as it is part of an assumption here.
+    (`tests/test_proofs.py` compares the two.)"""
+    drained: Any = report.want == 0
+    has_spare: Any = report.has_spare
+    lacks_one = not has_spare if isinstance(has_spare, bool) else ~has_spare
+    return Tally(
+        low=report.terms,
+        high=report.terms,
+        want=report.want,
+        limit=report.limit,
+        any_drained=_choose(drained, 1, 0),
+        spare_missing=_choose(both(drained, lacks_one), 1, 0),
+        spare_from=_choose(has_spare, rank, world_size),
+        failed_rank=_choose(report.failed, rank, world_size),
+        closed_rank=_choose(report.closed, rank, world_size),
+    )
+
+
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return condition.choose(yes, no)

@@ -22,6 +22,7 @@ from proofs import agreement, budget, exchange, gradient, quota, splitting, wind
 from proofs.catalogue import NOT_PROVED, THEOREMS
 from proofs.check import check_all, check_theorem
 from proofs.document import document
+from proofs.reports import lifted
 from proofs.second import Condition, ask_cvc5, cvc5_is_there
 from spec import alignment, grouping, rank, scaling
 from spec import config as config_module
@@ -66,6 +67,7 @@ PATHS = {
     "bounded-memory": 125,
     "exact-gradient": 3,
     "quota-closure": 48,
+    "uniform-abort": 320,
 }
 """Pinned, so that a change of the engine or of a function that changes them is noticed."""
 
@@ -135,7 +137,9 @@ def test_the_lifted_report_of_the_proofs_is_tally_of(
 ) -> None:
     terms = agreement.some_terms(Source({}), "t")
     report = spec_exchange.Report(terms, want, limit, has_spare, failed=False, closed=False)
-    assert agreement._lifted(report, seat, 5) == tally_of(report, seat, 5)
+    assert lifted(report, seat, 5) == tally_of(report, seat, 5)
+    other = report._replace(failed=has_spare, closed=want == 0)
+    assert lifted(other, seat, 5) == tally_of(other, seat, 5)
 
 
 # ---------------------------------------------------------------- the prover is honest
