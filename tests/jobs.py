@@ -18,15 +18,11 @@ import odb
 from odb.info import ODBStepInfo
 
 Sample = dict[str, torch.Tensor]
-LABELLED = ("most", "few", "random")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's samples: `parts` are (count, shortest, longest) or explicit lengths.
-
-    labels: "all" positions are labels, or hardly any ("few"): then one to three of them.
-    """
+    """One rank's samples by their lengths. labels: "all" positions, or one to three ("few")."""
 
     lengths: tuple[int, ...]
     labels: str = "all"

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -596,7 +595,7 @@ def test_the_harness_names_the_rank_that_failed(how: str, says: str) -> None:
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("rank-")]
 
 
-def test_the_shell_s_environment_names_ranks(tmp_path: Path) -> None:
+def test_the_environment_names_ranks() -> None:
     assert run_ranks(environment, 2, start_method="fork", timeout=30) == [
         ("0", "2", 0),
         ("1", "2", 1),
