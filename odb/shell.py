@@ -55,6 +55,7 @@ class LoaderShell:
         self._spare: Spare | None = None
         self._faults = FaultLog(ports.transport, options.timeout)
         self._last_round = -1
+        self._trainer_told = False
         self.unseen_error: ODBError | None = None
         """How an epoch failed after this rank's trainer had left it (retired, or stopped early)."""
 
@@ -150,7 +151,7 @@ class LoaderShell:
     def give_up(self, state: RankState) -> None:
         own = AbortedBy(self._ports.transport.seat.rank)
         error = self._faults.explain(own, state.place.step, self._undelivered(state))
-        self._ports.outbox.finish(error)
+        self._trainer_told = self._ports.outbox.finish(error)
 
     def _undelivered(self, state: RankState) -> list[SampleId]:
         return [self._contents[sample.seq].sample_id for sample in held(state)]
@@ -170,7 +171,8 @@ class LoaderShell:
                 )
         error = self._faults.explain(outcome, state.place.step, undelivered)
         self.release()
-        if not self._ports.outbox.finish(error) and error is not None:
+        told = self._ports.outbox.finish(error) or self._trainer_told
+        if not told and error is not None:
             if state.trainer is Trainer.RETIRED:
                 logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
             self.unseen_error = error

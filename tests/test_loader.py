@@ -718,3 +718,18 @@ def test_plans_take_tensors_and_numpy_numbers() -> None:
     assert [m.indices for m in plan] == [(1, 0)]
     loader = odb.ODBDataLoader(Sized(1), token_budget=np.int64(4))  # type: ignore[arg-type]
     assert ids_of(loader) == [0]
+
+
+def test_an_error_that_the_trainer_got_does_not_come_again_in_the_next_epoch() -> None:
+    broken = [True]
+
+    def collate(samples: list[Tokens]) -> Any:
+        if broken[0]:
+            raise ValueError("this time")
+        return {"n": len(samples)}
+
+    loader = odb.ODBDataLoader(Sized(*[2] * 9), token_budget=2, collate_fn=collate)
+    with pytest.raises(odb.PipelineError, match="this time"):
+        ids_of(loader)
+    broken[0] = False
+    assert sorted(ids_of(loader)) == list(range(9))
