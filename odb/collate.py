@@ -132,10 +132,7 @@ def _alike(values: list[Any]) -> list[Any]:
         if any(value.dtype is torch.bfloat16 for value in values):
             return values
         return [value.detach().numpy() for value in values]
-    return [
-        _as_array("", value) if isinstance(value, list | tuple) else np.asarray(value)
-        for value in values
-    ]
+    return [np.asarray(_as_array("", value)) for value in values]
 
 
 def _dtype(rows: list[Any], pad: float) -> torch.dtype:

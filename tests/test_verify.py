@@ -15,10 +15,14 @@ from model_check.explorer import Limits, Verdict
 from model_check.goals import GOALS
 from model_check.mutants import judge
 from model_check.profiles import for_mutants, full, quick
+from model_check.prover import Proof
 from model_check.verify import by_promise, statements, verify
 from odb.cli import app
 from odb.errors import ConfigError
+from odb.verification import run as run_module
 from odb.verification.run import Request
+from proofs.catalogue import THEOREMS
+from proofs.check import CheckedTheorem
 from spec import rank, system
 from spec.variants import VARIANTS
 from spec.variants.catalogue import PUBLISHED
@@ -156,6 +160,29 @@ def test_bounds_of_one_s_own(tmp_path: Path) -> None:
     suites = ET.parse(junit).getroot()
     assert {suite.get("name") for suite in suites} == {"promises", "worlds", "goals"}
     assert all(suite.get("failures") == "0" for suite in suites)
+
+
+def test_a_whole_profile_reports_its_theorems_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof that fails must not exit with 1 beside files in which everything is well."""
+    monkeypatch.setitem(run_module.PROFILES, "quick", lambda: for_mutants()[:1])
+    monkeypatch.setattr(run_module, "GOALS", {"finished epoch": None})
+    report, junit = tmp_path / "r.json", tmp_path / "r.xml"
+    code, output = run("--json", str(report), "--junit", str(junit))
+    assert code == 0, output
+    proved = {row["promise"] for row in json.loads(report.read_text())["theorems"]}
+    (suite,) = ET.parse(junit).getroot().findall("testsuite[@name='theorems']")
+    assert {case.get("name") for case in suite} == proved == {t.promise for t, _ in THEOREMS}
+
+    def unproved(self: CheckedTheorem) -> Proof:
+        return Proof.UNKNOWN
+
+    monkeypatch.setattr(CheckedTheorem, "proof", property(unproved))
+    code, output = run("--junit", str(junit))
+    assert code == 1
+    (suite,) = ET.parse(junit).getroot().findall("testsuite[@name='theorems']")
+    assert suite.get("failures") == suite.get("tests") != "0"
 
 
 def test_json_on_stdout_is_nothing_but_json() -> None:

@@ -13,8 +13,7 @@ from rich.console import Console
 from odb.errors import ConfigError, MissingDependencyError, ODBError
 
 if TYPE_CHECKING:
-    from model_check.mutants import MutantResult
-    from model_check.verify import VerificationResult
+    from model_check.render.trace import Trace
     from odb.verification.run import Request
 
 
@@ -85,8 +84,10 @@ def verify(
             _prove(smt, outputs, console)
         elif simulate:
             _simulate(Simulated(given, mode, faults, seed, minutes), outputs, console)
+        elif mutants:
+            _mutants(outputs, console)
         else:
-            _verify(request, mutants, outputs, console)
+            _verify(request, outputs, console)
     except ODBError as error:
         typer.echo(f"odb verify: {error}", err=True)
         raise typer.Exit(2) from error
@@ -110,6 +111,13 @@ class _Outputs:
     json_file: Path | None
     junit: Path | None
     html: Path | None
+
+    def write_json(self, report: dict[str, Any]) -> None:
+        """Write a report, if one was asked for: to the file, or to stdout for `-`."""
+        if self.json_file == Path("-"):
+            typer.echo(json.dumps(report))
+        elif self.json_file is not None:
+            self.json_file.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def _require_extra() -> None:
@@ -140,55 +148,57 @@ def _request(profile: str, given: dict[str, Any], mode: str, faults: bool | None
     return Request(profile, bounds, tuple(mode.split(",")), faults)
 
 
-def _verify(request: Request, mutants: bool, outputs: _Outputs, console: Console) -> None:
-    from odb.verification.run import run_mutants, run_verification, traces, write_traces
-    from odb.verification.tables import mutant_table, verdict_text, verification_view
+def _verify(request: Request, outputs: _Outputs, console: Console) -> None:
+    from odb.verification.files import as_json, write_junit
+    from odb.verification.run import run_verification, traces
+    from odb.verification.tables import verdict_text, verification_view
     from odb.verification.theorems import proof_view, run_proofs
 
     progress_console = Console(stderr=True)
-    result: VerificationResult | None = None
-    judged: list[MutantResult] = []
-    if mutants:
-        judged = run_mutants((), progress_console)
-        console.print(mutant_table(judged))
-        good = all(row.as_expected for row in judged)
-    else:
-        result = run_verification(request, progress_console)
-        console.print(verification_view(result))
-        console.print("\nverdict: ", verdict_text(result.verdict), sep="", end="\n")
-        good = result.verdict.value == "holds"
-        if request.wanted:  # a whole profile: the theorems belong to it
-            theorems = run_proofs(progress_console, second=False)
-            console.print(proof_view(theorems))
-            good = good and all(row.proof.value == "proved" for row in theorems)
-    named = traces(result, judged)
-    if result is not None:
-        _print_first(named, console)
-    if outputs.html is not None:
-        pages = write_traces(outputs.html, named)
-        console.print(f"wrote {len(pages)} counterexamples into {outputs.html}", soft_wrap=True)
-    _write(outputs, result, judged)
-    raise typer.Exit(0 if good else 1)
+    result = run_verification(request, progress_console)
+    console.print(verification_view(result))
+    console.print("\nverdict: ", verdict_text(result.verdict), sep="", end="\n")
+    # The theorems belong to a whole profile.
+    theorems = run_proofs(progress_console, second=False) if request.wanted else []
+    if theorems:
+        console.print(proof_view(theorems))
+    _show(traces(result, []), outputs, console)
+    outputs.write_json(as_json(result, theorems=theorems))
+    if outputs.junit is not None:
+        write_junit(outputs.junit, result, theorems=theorems)
+    proved = all(row.proof.value == "proved" for row in theorems)
+    raise typer.Exit(0 if result.verdict.value == "holds" and proved else 1)
 
 
-def _print_first(named: list[tuple[str, Any]], console: Console) -> None:
+def _mutants(outputs: _Outputs, console: Console) -> None:
+    from odb.verification.files import as_json, write_junit
+    from odb.verification.run import run_mutants, traces
+    from odb.verification.tables import mutant_table
+
+    judged = run_mutants((), Console(stderr=True))
+    console.print(mutant_table(judged))
+    _write_pages(traces(None, judged), outputs, console)
+    outputs.write_json(as_json(None, judged))
+    if outputs.junit is not None:
+        write_junit(outputs.junit, None, judged)
+    raise typer.Exit(0 if all(row.as_expected for row in judged) else 1)
+
+
+def _show(named: list[tuple[str, Trace]], outputs: _Outputs, console: Console) -> None:
+    """Print the first counterexample, if there is one, and write all of them as pages."""
     from model_check.render.text import as_text
 
     for _, trace in named[:1]:
         console.print("\n" + as_text(trace), soft_wrap=True, markup=False)
+    _write_pages(named, outputs, console)
 
 
-def _write(
-    outputs: _Outputs, result: VerificationResult | None, judged: list[MutantResult]
-) -> None:
-    from odb.verification.files import as_json, write_json, write_junit
+def _write_pages(named: list[tuple[str, Trace]], outputs: _Outputs, console: Console) -> None:
+    from odb.verification.run import write_traces
 
-    if outputs.json_file == Path("-"):
-        typer.echo(json.dumps(as_json(result, judged)))
-    elif outputs.json_file is not None:
-        write_json(outputs.json_file, as_json(result, judged))
-    if outputs.junit is not None:
-        write_junit(outputs.junit, result, judged)
+    if outputs.html is not None:
+        pages = write_traces(outputs.html, named)
+        console.print(f"wrote {len(pages)} counterexamples into {outputs.html}", soft_wrap=True)
 
 
 def _explain(name: str, console: Console) -> None:
@@ -199,7 +209,6 @@ def _explain(name: str, console: Console) -> None:
 
 
 def _prove(smt: Path | None, outputs: _Outputs, console: Console) -> None:
-    from odb.verification.files import write_json
     from odb.verification.theorems import as_json, proof_view, run_proofs
     from proofs.check import write_smtlib
 
@@ -207,25 +216,16 @@ def _prove(smt: Path | None, outputs: _Outputs, console: Console) -> None:
     console.print(proof_view(results))
     if smt is not None:
         console.print(f"wrote {write_smtlib(smt, results)} files into {smt}", soft_wrap=True)
-    report = {"theorems": as_json(results)}
-    if outputs.json_file == Path("-"):
-        typer.echo(json.dumps(report))
-    elif outputs.json_file is not None:
-        write_json(outputs.json_file, report)
+    outputs.write_json({"theorems": as_json(results)})
     raise typer.Exit(0 if all(r.proof.value == "proved" for r in results) else 1)
 
 
 def _reductions(request: Request, outputs: _Outputs, console: Console) -> None:
-    from odb.verification.files import write_json
     from odb.verification.reductions import as_json, compare_reductions, reduction_view, settled
 
     rows = compare_reductions(request, Console(stderr=True))
     console.print(reduction_view(rows))
-    report = {"reductions": as_json(rows)}
-    if outputs.json_file == Path("-"):
-        typer.echo(json.dumps(report))
-    elif outputs.json_file is not None:
-        write_json(outputs.json_file, report)
+    outputs.write_json({"reductions": as_json(rows)})
     raise typer.Exit(0 if all(map(settled, rows)) else 1)
 
 
@@ -235,14 +235,7 @@ def _simulate(wish: Simulated, outputs: _Outputs, console: Console) -> None:
     result = run_simulation(wish, Console(stderr=True))
     console.print(str(result), soft_wrap=True)
     named = [] if result.failure is None else [("simulation", trace_of_failure(result.failure))]
-    _print_first(named, console)
-    if outputs.html is not None:
-        from odb.verification.run import write_traces
-
-        write_traces(outputs.html, named)
-    if outputs.json_file == Path("-"):
-        typer.echo(json.dumps(as_json(result)))
-    elif outputs.json_file is not None:
-        outputs.json_file.write_text(json.dumps(as_json(result), indent=2) + "\n")
+    _show(named, outputs, console)
+    outputs.write_json(as_json(result))
     # A sample proves nothing, so the verdict is UNKNOWN at best; but nothing broke.
     raise typer.Exit(0 if result.failure is None else 1)

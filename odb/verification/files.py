@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,16 @@ from typing import Any
 
 from model_check.explorer import Verdict
 from model_check.mutants import MutantResult
+from model_check.prover import Proof
 from model_check.verify import VerificationResult, by_promise, describe_coverage
+from odb.verification.theorems import as_json as theorems_as_json
+from proofs.check import CheckedTheorem
 
 
 def as_json(
-    result: VerificationResult | None, mutants: Sequence[MutantResult] = ()
+    result: VerificationResult | None,
+    mutants: Sequence[MutantResult] = (),
+    theorems: Sequence[CheckedTheorem] = (),
 ) -> dict[str, Any]:
     """Everything that the tables show, and the runs that break a promise."""
     report: dict[str, Any] = {}
@@ -30,6 +34,8 @@ def as_json(
         ]
     if mutants:
         report["mutants"] = [_mutant(row) for row in mutants]
+    if theorems:
+        report["theorems"] = theorems_as_json(theorems)
     return report
 
 
@@ -68,15 +74,13 @@ def _mutant(row: MutantResult) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write the report to a file."""
-    path.write_text(json.dumps(report, indent=2) + "\n")
-
-
 def write_junit(
-    path: Path, result: VerificationResult | None, mutants: Sequence[MutantResult] = ()
+    path: Path,
+    result: VerificationResult | None,
+    mutants: Sequence[MutantResult] = (),
+    theorems: Sequence[CheckedTheorem] = (),
 ) -> None:
-    """Write a JUnit file: a test case for each promise, each world and each variant."""
+    """Write a JUnit file: a test case for each promise, world, goal, variant and theorem."""
     suites = ET.Element("testsuites", name="odb verify")
     if result is not None:
         promises = ET.SubElement(suites, "testsuite", name="promises")
@@ -94,6 +98,11 @@ def write_junit(
         suite = ET.SubElement(suites, "testsuite", name="variants that must fall")
         for mutant in mutants:
             _test(suite, mutant.name, "" if mutant.as_expected else "survived")
+    if theorems:
+        suite = ET.SubElement(suites, "testsuite", name="theorems")
+        for theorem in theorems:
+            proved = theorem.proof is Proof.PROVED
+            _test(suite, theorem.theorem.promise, "" if proved else theorem.proof.value)
     for suite in suites:
         suite.set("tests", str(len(suite)))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
