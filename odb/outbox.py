@@ -20,6 +20,8 @@ class Outbox(Generic[T]):
         self._finished = False
         self._closed = False
         self._error: BaseException | None = None
+        self._unheard: BaseException | None = None
+        self._failed = False
 
     @property
     def closed(self) -> bool:
@@ -37,15 +39,25 @@ class Outbox(Generic[T]):
             return True
 
     def finish(self, error: BaseException | None = None) -> bool:
-        """No more items will come. The consumer gets the error behind the last of them. False if
-        the queue was finished before, or closed: then nobody will see the error here."""
+        """No more items will come. The consumer gets the error behind the last of them; of several,
+        the first. False if the queue was finished before, or closed: then `take` does not raise
+        the error, and it stays `unheard`."""
         with self._changed:
-            if self._finished or self._closed:
-                return False
-            self._finished = True
-            self._error = error
-            self._changed.notify_all()
-            return True
+            late = self._finished or self._closed
+            if late and not self._failed:
+                self._unheard = error
+            elif not late:
+                self._finished = True
+                self._error = error
+                self._changed.notify_all()
+            self._failed = self._failed or error is not None
+            return not late
+
+    @property
+    def unheard(self) -> BaseException | None:
+        """The error that the consumer has not been given: it came too late, or the consumer closed
+        the queue before it got there."""
+        return self._unheard or self._error
 
     def take(self) -> T | None:
         """The next item, or None behind the last one; raises the producer's error there, once."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from odb.batches import Delivery
-from odb.errors import ODBError
 from odb.info import ODBStepInfo
 from odb.interpreter import Interpreter
 from odb.outbox import Outbox
@@ -40,9 +39,9 @@ class Driver:
             self._shell.crashed(error)
 
     @property
-    def unseen_error(self) -> ODBError | None:
-        """See `LoaderShell.unseen_error`."""
-        return self._shell.unseen_error
+    def unheard_error(self) -> BaseException | None:
+        """How the epoch failed, if the trainer had left it and was not told."""
+        return self._outbox.unheard
 
     def stop(self) -> None:
         """Tell the protocol that the trainer takes no more steps; does not wait."""
@@ -101,8 +100,8 @@ class Session:
         if not self._driver.join(timeout):
             return False
         driver, self._driver = self._driver, None
-        if driver.unseen_error is not None:
-            raise driver.unseen_error
+        if driver.unheard_error is not None:
+            raise driver.unheard_error
         return True
 
     def close(self, timeout: float = 0.0) -> None:
@@ -121,7 +120,7 @@ class Session:
     def _finished(self, timeout: float | None) -> bool:
         try:
             return self.finish_epoch(timeout)
-        except ODBError:  # was logged when it came up; closing is no place to fail
+        except Exception:  # the epoch's error, which nobody asked for: closing is no place to fail
             return True
 
 

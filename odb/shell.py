@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from odb.batches import BatchMaker, Delivery, Spare
-from odb.errors import BatchError, ODBError
+from odb.errors import BatchError
 from odb.faults import FaultLog
 from odb.info import SampleId
 from odb.outbox import Outbox
@@ -55,9 +55,6 @@ class LoaderShell:
         self._spare: Spare | None = None
         self._faults = FaultLog(ports.transport, options.timeout)
         self._last_round = -1
-        self._trainer_told = False
-        self.unseen_error: ODBError | None = None
-        """How an epoch failed after this rank's trainer had left it (retired, or stopped early)."""
 
     # ------------------------------------------------------------ samples in
 
@@ -151,7 +148,7 @@ class LoaderShell:
     def give_up(self, state: RankState) -> None:
         own = AbortedBy(self._ports.transport.seat.rank)
         error = self._faults.explain(own, state.place.step, self._undelivered(state))
-        self._trainer_told = self._ports.outbox.finish(error)
+        self._ports.outbox.finish(error)
 
     def _undelivered(self, state: RankState) -> list[SampleId]:
         return [self._contents[sample.seq].sample_id for sample in held(state)]
@@ -171,16 +168,15 @@ class LoaderShell:
                 )
         error = self._faults.explain(outcome, state.place.step, undelivered)
         self.release()
-        told = self._ports.outbox.finish(error) or self._trainer_told
-        if not told and error is not None:
-            if state.trainer is Trainer.RETIRED:
-                logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
-            self.unseen_error = error
+        in_time = self._ports.outbox.finish(error)
+        if error is not None and not in_time and state.trainer is Trainer.RETIRED:
+            logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
 
     def crashed(self, error: BaseException) -> None:
         """An error that is no event of the protocol (a defect of odb) reaches the trainer too."""
         self.release()
-        self._ports.outbox.finish(error)
+        if not self._ports.outbox.finish(error):
+            logger.error("odb: the driver of an epoch that the trainer had left failed: %r", error)
 
     def release(self) -> None:
         """Let go of the samples and of the workers that read them."""

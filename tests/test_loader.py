@@ -733,3 +733,26 @@ def test_an_error_that_the_trainer_got_does_not_come_again_in_the_next_epoch() -
         ids_of(loader)
     broken[0] = False
     assert sorted(ids_of(loader)) == list(range(9))
+
+
+def test_an_error_behind_steps_that_the_trainer_left_is_heard_before_the_next_epoch() -> None:
+    """The explorer's `HearOfFailure`: the epoch failed, and the trainer stopped before it saw."""
+    broken = [True]
+
+    class Late(Sized):
+        def __getitem__(self, index: int) -> Tokens:
+            if broken[0] and index == 6:
+                raise OSError("gone")
+            return super().__getitem__(index)
+
+    loader = odb.ODBDataLoader(Late(*[2] * 9), token_budget=2, window=2, prefetch=50)
+    steps = loader.steps()
+    next(steps)
+    for thread in threading.enumerate():
+        if thread.name == "odb-driver":
+            thread.join(10)  # the failure is in the queue now, behind the steps
+    del steps
+    broken[0] = False
+    with pytest.raises(odb.PipelineError, match="gone"):
+        loader.steps()
+    assert len(ids_of(loader)) == 9  # told once
