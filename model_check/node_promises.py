@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from model_check.explorer import Broken
 from spec.config import Idle, Mode
 from spec.grouping import load_of_group, within
-from spec.messages import AbortedBy, Finished, Mismatched, Step
+from spec.messages import AbortedBy, Finished, Lost, Mismatched, Step
 from spec.rank import Input, Phase, Trainer, has_spare, held
 from spec.world import Node, Outbox, World, bits
 
@@ -94,7 +94,10 @@ def bounded_termination(world: World, node: Node) -> str | None:
 
 def uniform_abort(world: World, node: Node) -> str | None:
     """A rank that ends with an error has first handed over every step that was decided on (unless
-    its trainer had left or was told to stop, or it could make no batch at all)."""
+    its trainer had left or was told to stop, or it could make no batch at all). A rank that has
+    lost a peer hands over none: the gradient of that step could not complete."""
+    if isinstance(node.outcome, Lost) and node.queue:
+        return f"a peer is lost, and step {node.queue[0].number} is handed over"
     ended = node.machine.phase is Phase.ENDED and isinstance(node.outcome, AbortedBy)
     served = node.machine.trainer is Trainer.SERVED and not node.surrendered
     served = served and node.outbox is Outbox.FINISHED

@@ -16,6 +16,7 @@ from spec.messages import (
     ShareReason,
     ShareSpare,
 )
+from spec.rank import Phase
 from spec.world import (
     Action,
     Activity,
@@ -118,8 +119,9 @@ def batcher_actions(world: World, ambient: Ambient, rank: int, node: Node) -> It
             yield PutStep(rank)
         if world.faults.batch and ambient.may_fail:
             yield FailBatch(rank)
-    if isinstance(command, COLLECTIVES) and ambient.someone_died:
-        # Also where the exchange is complete: its result may not get through to every rank.
+    hears = node.machine.phase is not Phase.ENDED or isinstance(command, ShareReason)
+    if hears and ambient.someone_died:
+        # Also where an exchange is complete: its result may not get through to every rank.
         yield LosePeer(rank)
 
 

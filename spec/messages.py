@@ -9,6 +9,8 @@ back the event that the command asks for:
     Emit            Emitted, Failed or Closed
     Filter, KeepSpare, ShareSpare, Retire, GiveUp, ShareReason, End     none
 
+and may feed PeerLost at any time before the end.
+
 These are dataclasses, as named tuples of different types are equal when their fields are.
 """
 
@@ -66,7 +68,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class PeerLost:
-    """An exchange broke because another rank is gone (`rank`, where that is known)."""
+    """Another rank is gone (`rank`, where that is known): an exchange broke, or its connection."""
 
     rank: int | None
 
@@ -189,7 +191,8 @@ class Mismatched:
 
 @dataclass(frozen=True)
 class Lost:
-    """The epoch ended because a rank is gone."""
+    """The epoch ended because a rank is gone. Steps that are still in the queue are dropped: they
+    would lead the trainer into a gradient that cannot complete."""
 
     rank: int | None
 

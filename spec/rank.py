@@ -6,9 +6,9 @@ only performs commands (see `spec.messages`). One round goes
     FILLING --window full--> REPORTING --decision--> TOTALLING --totals--> EMITTING --> FILLING
 
 and ENDED is reached from REPORTING alone, where all ranks take the same decision at the same step
-(or from a lost peer). An event that the phase does not accept raises and leaves the state as it
-was. A sample that has arrived and was not filtered is in exactly one place: `window`, `groups`,
-`pending`, or emitted.
+(or from anywhere, once a peer is lost). An event that the phase does not accept raises and leaves
+the state as it was. A sample that has arrived and was not filtered is in exactly one place:
+`window`, `groups`, `pending`, or emitted.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ ACCEPTED_IN: dict[type[Event], frozenset[Phase]] = {
     Tallied: frozenset({Phase.REPORTING}),
     Totalled: frozenset({Phase.TOTALLING}),
     Emitted: frozenset({Phase.EMITTING}),
-    PeerLost: frozenset({Phase.REPORTING, Phase.TOTALLING}),
+    PeerLost: frozenset(Phase) - {Phase.ENDED},
 }
 """The phases in which each event may come."""
 

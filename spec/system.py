@@ -28,6 +28,7 @@ from spec.messages import (
     GiveUp,
     InputEnded,
     KeepSpare,
+    Lost,
     PeerLost,
     PostCounts,
     PostReport,
@@ -170,6 +171,8 @@ def _settle(world: World, node: Node) -> Node:
                 node = world.habits.finish_queue(node)._replace(surrendered=True)
             case End(outcome):
                 node = world.habits.finish_queue(node)._replace(outcome=outcome)
+                if isinstance(outcome, Lost):
+                    node = world.habits.cut_queue(node)
             case _:
                 return node
         node = node._replace(commands=node.commands[1:])

@@ -94,6 +94,11 @@ def finish_queue(node: Node) -> Node:
     return node._replace(outbox=Outbox.FINISHED) if node.outbox is Outbox.OPEN else node
 
 
+def cut_queue(node: Node) -> Node:
+    """A peer is gone: the steps in the queue are dropped, and the trainer gets the error next."""
+    return node._replace(queue=(), dropped=node.dropped | bits(node.queue))
+
+
 def leave_queue(node: Node) -> Node:
     """The trainer takes no more steps from its queue: it is emptied, so that a batcher that waits
     for room goes on."""
@@ -117,6 +122,7 @@ class Habits:
     """What the loader does around the protocol, with its queue and between epochs."""
 
     finish_queue: Callable[[Node], Node] = finish_queue
+    cut_queue: Callable[[Node], Node] = cut_queue
     leave_queue: Callable[[Node], Node] = leave_queue
     has_room: Callable[[Node, int], bool] = has_room
     may_begin: Callable[[Node], bool] = may_begin
@@ -223,7 +229,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class LosePeer:
-    """The batcher of a rank notices, in an exchange, that a rank has died."""
+    """The batcher of a rank notices that a rank has died."""
 
     rank: int
 

@@ -230,6 +230,23 @@ def test_a_lost_peer_and_a_mismatch_end_the_epoch() -> None:
     assert rank.on(PeerLost(1)) == (End(Lost(1)),)
 
 
+def test_a_lost_peer_ends_the_epoch_in_any_phase_and_leaves_no_sample_behind() -> None:
+    filling = Rank()
+    filling.arrive(3)
+    assert filling.commands[-1:] == (Pull(1),)
+    assert filling.on(PeerLost(1)) == (End(Lost(1)),)
+    assert len(held(filling.state)) == 1
+    emitting = Rank()
+    emitting.arrive(3, 5)
+    emitting.tallied()
+    (emit,) = emitting.totalled()
+    assert isinstance(emit, Emit)
+    assert emitting.on(PeerLost(None)) == (End(Lost(None)),)
+    assert [s.cost for s in held(emitting.state)] == [3, 5]
+    with pytest.raises(IllegalEventError):
+        emitting.on(PeerLost(None))  # it has ended
+
+
 EVENTS: list[Event] = [
     Arrived((Sample(0, 1, 1),)),
     InputEnded(),

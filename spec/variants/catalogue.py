@@ -187,6 +187,11 @@ OURS_CHANGED: Mapping[str, Variant] = {
         ("deadlock-freedom",),
         habits=Habits(finish_queue=habits.lose_the_end),
     ),
+    "steps-after-loss": Variant(
+        "a trainer is handed the steps that were queued when a peer was lost",
+        ("uniform-abort",),
+        habits=Habits(cut_queue=habits.keep_queue),
+    ),
     "queue-unbounded": Variant(
         "the queue takes one step more than it has room for",
         ("bounded-memory",),

@@ -19,6 +19,11 @@ def drop_queue_on_error(node: Node) -> Node:
     return finish_queue(node)
 
 
+def keep_queue(node: Node) -> Node:
+    """Steps stay in the queue of a rank that has lost a peer."""
+    return node
+
+
 def lose_the_end(node: Node) -> Node:
     """The end of the epoch needs a slot of the queue, like a step, and is lost if there is none."""
     return node if node.queue else finish_queue(node)
