@@ -18,6 +18,7 @@ from typing import Any
 
 import z3
 
+from model_check.abstract import STANDS_FOR_MANY, SeveralGroups, length
 from model_check.symbolic import (
     RUNS,
     EngineSignal,
@@ -27,6 +28,7 @@ from model_check.symbolic import (
     bool_term,
     int_term,
 )
+from spec.messages import Step
 
 
 class _Infeasible(EngineSignal):
@@ -84,14 +86,50 @@ def _int(*args: Any, **options: Any) -> Any:
     return builtins.int(*args, **options)
 
 
+def _len(values: Any) -> Any:
+    if isinstance(values, SeveralGroups) or _holds_many(values):
+        return length(values)
+    return builtins.len(values)
+
+
+def _holds_many(values: Any) -> bool:
+    return isinstance(values, tuple) and any(
+        isinstance(v, STANDS_FOR_MANY)
+        or (isinstance(v, Step) and isinstance(v.group, STANDS_FOR_MANY))
+        for v in values
+    )
+
+
+def _range(*args: Any) -> Any:
+    if not _has_symbol(args):
+        return builtins.range(*args)
+    first, stop = args if len(args) == 2 else (0, *args)
+    many = z3.simplify(int_term(stop) - int_term(first))
+    if not isinstance(many, z3.IntNumRef):
+        raise NeedsConcrete("a range of symbolic length: state the theorem about one step of it")
+    return [first + i for i in builtins.range(many.as_long())]
+
+
 def _sorted(values: Iterable[Any], **options: Any) -> Any:
     items = list(values)
-    for item in items:
-        parts = item if isinstance(item, tuple) else (item,)
-        if len(items) > 1 and _has_symbol(parts):
-            raise NeedsConcrete("symbolic values cannot be sorted: assume their order instead")
-    return builtins.sorted(items, **options)
+    if _holds_many(tuple(items)):
+        return items  # in what order they are, nobody can say
+    key = options.get("key", lambda item: item)
+    symbolic = any(_has_symbol(_parts(key(item))) for item in items)
+    if symbolic and len(items) > MOST_SORTED:
+        raise NeedsConcrete(
+            f"more than {MOST_SORTED} symbolic values cannot be sorted: each order is a path of "
+            "its own, so assume their order instead"
+        )
+    return builtins.sorted(items, **options)  # forks where it compares
 
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+MOST_SORTED = 4
+"""Up to so many symbolic values are sorted."""
 
 MERGED = {
     "max": _extreme("max", lambda best, term: best >= term),
@@ -100,6 +138,8 @@ MERGED = {
     "any": _any,
     "int": _int,
     "sorted": _sorted,
+    "len": _len,
+    "range": _range,
 }
 """Builtins that the functions under test find in place of Python's."""
 
@@ -141,22 +181,65 @@ class Paths:
     why: str = ""
 
 
+class _Stack:
+    """The solver, with what a run has assumed so far on it. The next run has the first of these
+    decisions in common with it, and does not tell the solver again."""
+
+    def __init__(self, assumptions: Sequence[z3.BoolRef], timeout_ms: int) -> None:
+        self.solver = z3.Solver()
+        self.solver.set("timeout", timeout_ms)
+        self.solver.add(*assumptions)
+        self._decisions: list[bool] = []
+        self._common = 0
+        self._plain: dict[int, tuple[z3.BoolRef, bool | None]] = {}
+
+    def keep(self, prefix: Sequence[bool]) -> None:
+        """Go back to what the decisions so far and those of a prefix have in common."""
+        common = 0
+        for a, b in zip(self._decisions, prefix, strict=False):
+            if a is not b:
+                break
+            common += 1
+        self.solver.pop(len(self._decisions) - common)
+        del self._decisions[common:]
+        self._common = 0
+
+    def assume(self, term: z3.BoolRef, decision: bool) -> None:
+        """A run takes its next decision, to assume this."""
+        if self._common < len(self._decisions):
+            self._common += 1  # it is on the stack
+            return
+        self.solver.push()
+        self.solver.add(term)
+        self._decisions.append(decision)
+        self._common += 1
+
+    def plainly(self, term: z3.BoolRef) -> bool | None:
+        """Whether a term is true or false whatever was assumed; None if that depends."""
+        known = self._plain.get(term.get_id())
+        if known is None:
+            simple = z3.simplify(term)
+            value = True if z3.is_true(simple) else False if z3.is_false(simple) else None
+            # The term is kept, so that its number is not given to another one.
+            known = self._plain[term.get_id()] = (term, value)
+        return known[1]
+
+
 class _Run:
     """One execution along a prefix of decisions."""
 
-    def __init__(self, solver: z3.Solver, prefix: Sequence[bool]) -> None:
-        self.solver = solver
+    def __init__(self, stack: _Stack, prefix: Sequence[bool]) -> None:
+        self.stack = stack
         self.prefix = prefix
+        stack.keep(prefix)
         self.decisions: list[bool] = []
         self.open: list[bool] = []
         self.condition: list[z3.BoolRef] = []
 
     def branch(self, term: z3.BoolRef) -> bool:
-        simple = z3.simplify(term)
-        if z3.is_true(simple):
-            return True
-        if z3.is_false(simple):
-            return False
+        known = self.stack.plainly(term)
+        if known is not None:
+            return known
         position = len(self.decisions)
         if position < len(self.prefix):
             taken = self.prefix[position]
@@ -172,14 +255,14 @@ class _Run:
         return taken
 
     def _possible(self, term: z3.BoolRef) -> bool:
-        answer = self.solver.check(term)
+        answer = self.stack.solver.check(term)
         if answer == z3.unknown:
             raise _Undecided
         return bool(answer == z3.sat)
 
     def _assume(self, term: z3.BoolRef) -> None:
         self.condition.append(term)
-        self.solver.add(term)
+        self.stack.assume(term, self.decisions[-1])
 
 
 @dataclass(frozen=True)
@@ -188,33 +271,43 @@ class Engine:
     timeout_ms: of each question to the solver."""
 
     modules: tuple[ModuleType, ...]
-    most_paths: int = 2000
+    most_paths: int = 20_000
     timeout_ms: int = 20_000
 
     def run(self, function: Callable[[], Any], assumptions: Sequence[z3.BoolRef] = ()) -> Paths:
         """Run a function of no arguments (a closure over symbolic values) along every path."""
         found = Paths()
+        for path in self.paths(function, assumptions, found):
+            found.paths.append(path)
+        return found
+
+    def paths(
+        self,
+        function: Callable[[], Any],
+        assumptions: Sequence[z3.BoolRef],
+        found: Paths,
+    ) -> Iterator[Path]:
+        """The same, path by path; what is wrong as a whole is noted in `found`."""
+        count = 0
         waiting: list[list[bool]] = [[]]
+        stack = _Stack(assumptions, self.timeout_ms)
         while waiting:
-            if len(found.paths) >= self.most_paths:
+            if count >= self.most_paths:
                 found.complete, found.why = False, f"more than {self.most_paths} paths"
-                return found
+                return
             prefix = waiting.pop()
-            solver = z3.Solver()
-            solver.set("timeout", self.timeout_ms)
-            solver.add(*assumptions)
-            run = _Run(solver, prefix)
+            run = _Run(stack, prefix)
             try:
                 path = self._along(run, function)
             except _Undecided:
                 found.complete, found.why = False, "the solver could not decide a branch"
-                return found
+                return
             if path is not None:
-                found.paths.append(path)
+                count += 1
+                yield path
             for position in range(len(prefix), len(run.decisions)):
                 if run.open[position]:
                     waiting.append([*run.decisions[:position], not run.decisions[position]])
-        return found
 
     def _along(self, run: _Run, function: Callable[[], Any]) -> Path | None:
         RUNS.append(run)

@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
-from itertools import combinations
 from typing import Any
 
 import z3
 
-from model_check.paths import Engine, Path
+from model_check.disjoint import not_apart
+from model_check.paths import Engine, Path, Paths
 from model_check.symbolic import SymBool, SymInt, SymReal, bool_term
 
 
@@ -79,6 +79,20 @@ Claim = Callable[[], Any]
 """Runs the functions and says whether the claim holds of what they did. It may raise: then the
 claim does not hold."""
 
+
+class Outside(Enum):
+    """What a claim returns for values that it is not about."""
+
+    OUTSIDE = "not what the claim is about"
+
+    def __bool__(self) -> bool:
+        return True
+
+
+OUTSIDE = Outside.OUTSIDE
+"""For claims whose assumptions are themselves computed by running something. On some path at least
+the claim has to be about the values, and the witness is taken from there."""
+
 Body = Callable[[Source, Any], Claim]
 """Takes values from the source, assumes, and returns the claim. The second argument holds the
 functions it is about, so that a mutant can take their place."""
@@ -109,7 +123,8 @@ class Condition:
 @dataclass
 class ProofResult:
     """What became of an obligation. witness: values for which the assumptions hold.
-    counterexample: values for which the claim is false. why: the reason for UNKNOWN."""
+    counterexample: values for which the claim is false; broken: which parts of it are, if it has
+    any. why: the reason for UNKNOWN."""
 
     obligation: Obligation
     proof: Proof
@@ -117,8 +132,13 @@ class ProofResult:
     seconds: float = 0.0
     witness: Values = field(default_factory=dict)
     counterexample: Values | None = None
+    broken: tuple[str, ...] = ()
     why: str = ""
     conditions: list[Condition] = field(default_factory=list)
+
+
+FEW_PATHS, AT_A_TIME = 40, 200
+"""Up to so many paths are asked about one by one, more in questions about so many of them."""
 
 
 class _Unsettled(Exception):
@@ -132,29 +152,56 @@ class Prover:
     engine: Engine
     timeout_ms: int = 20_000
 
-    def prove(self, obligation: Obligation, subject: Any = None) -> ProofResult:
-        """Prove an obligation about its functions, or about others in their place."""
+    def prove(self, obligation: Obligation) -> ProofResult:
+        """Prove an obligation about its functions."""
+        return self._timed(self._settle, obligation, obligation.subject)
+
+    def refute(self, obligation: Obligation, mutant: Any) -> ProofResult:
+        """Look for values for which an obligation is false of other functions; stops at the first.
+        Not REFUTED means that none were found, and proves nothing."""
+        return self._timed(self._search, obligation, mutant)
+
+    def _timed(
+        self, settle: Callable[..., Proof], obligation: Obligation, about: Any
+    ) -> ProofResult:
         began = time.perf_counter()
         result = ProofResult(obligation, Proof.UNKNOWN)
-        about = obligation.subject if subject is None else subject
         try:
-            result.proof = self._settle(obligation, about, result)
+            result.proof = settle(obligation, about, result)
         except _Unsettled as reason:
             result.proof, result.why = Proof.UNKNOWN, str(reason)
         result.seconds = time.perf_counter() - began
         return result
 
+    def _search(self, obligation: Obligation, subject: Any, result: ProofResult) -> Proof:
+        source = Source()
+        claim = obligation.body(source, subject)
+        assumed = source.terms()
+        for path in self.engine.paths(claim, assumed, Paths()):
+            result.paths += 1
+            if path.value is OUTSIDE:
+                continue
+            model = self._ask("", [*assumed, *path.condition, _fails(path)], None)
+            if model is not None:
+                return self._replay(obligation, subject, source, model, result)
+        raise _Unsettled("no values were found for which the claim is false")
+
     def _settle(self, obligation: Obligation, subject: Any, result: ProofResult) -> Proof:
         source = Source()
         claim = obligation.body(source, subject)
         assumed = source.terms()
-        result.witness = self._witness(obligation, subject, source, assumed, result)
         paths = self.engine.run(claim, assumed)
         result.paths = len(paths.paths)
         if not paths.complete:
             raise _Unsettled(paths.why)
-        for number, path in enumerate(paths.paths):
-            model = self._ask(f"path {number}", [*assumed, *path.condition, _fails(path)], result)
+        within = [path for path in paths.paths if path.value is not OUTSIDE]
+        if paths.paths and not within:
+            raise _Unsettled("the claim is about no values at all: nothing is proved by it")
+        there = within[0].condition if len(within) < len(paths.paths) else ()
+        result.witness = self._witness(obligation, subject, source, [*assumed, *there], result)
+        questions = _questions(within)
+        for name, terms in questions:
+            model = self._ask(name, [*assumed, *terms], result)
             if model is not None:
                 return self._replay(obligation, subject, source, model, result)
         self._check_cover(assumed, paths.paths, result)
@@ -191,6 +238,7 @@ class Prover:
         if _on_plain_integers(obligation, subject, values) is not False:
             raise _Unsettled(f"the solver's counterexample {values} is none on plain integers")
         result.counterexample = _simplest(obligation, subject, values)
+        result.broken = _broken_parts(obligation, subject, result.counterexample)
         return Proof.REFUTED
 
     def _check_cover(
@@ -203,8 +251,8 @@ class Prover:
         )
         if uncovered is not None:
             raise _Unsettled(f"no path covers {uncovered}")
-        for a, b in combinations(conditions, 2):
-            if self._ask("", [*assumed, a, b], None) is not None:
+        for a, b in not_apart(paths):
+            if self._ask("", [*assumed, *a.condition, *b.condition], None) is not None:
                 raise _Unsettled("two paths overlap: the function is not deterministic")
 
     def _ask(
@@ -226,11 +274,24 @@ class Prover:
         return solver.model() if answer == z3.sat else None
 
 
+def _questions(paths: Sequence[Path]) -> list[tuple[str, list[z3.BoolRef]]]:
+    """What must be impossible: that the claim is false on a path."""
+    if len(paths) <= FEW_PATHS:
+        return [(f"path {i}", [*p.condition, _fails(p)]) for i, p in enumerate(paths)]
+    found = []
+    for first in range(0, len(paths), AT_A_TIME):
+        some = paths[first : first + AT_A_TIME]
+        fails = [z3.And(*p.condition, _fails(p)) for p in some]
+        found.append((f"paths {first} to {first + len(some) - 1}", [z3.Or(*fails)]))
+    return found
+
+
 def _fails(path: Path) -> z3.BoolRef:
     """That the claim is false on a path. (Its value was computed on that path.)"""
     if path.error is not None:
         return z3.BoolVal(True)
-    return z3.Not(bool_term(path.value))
+    value = path.value.whole if isinstance(path.value, Parts) else path.value
+    return z3.Not(bool_term(value))
 
 
 def _plain(source: Source, model: z3.ModelRef) -> Values:
@@ -259,6 +320,14 @@ def _on_plain_integers(obligation: Obligation, subject: Any, values: Values) -> 
         return False
 
 
+def _broken_parts(obligation: Obligation, subject: Any, values: Values) -> tuple[str, ...]:
+    try:
+        found = obligation.body(Source(values), subject)()
+    except Exception as error:
+        return (f"raises {type(error).__name__}: {error}",)
+    return found.broken if isinstance(found, Parts) else ()
+
+
 def _simplest(obligation: Obligation, subject: Any, values: Values) -> Values:
     """The counterexample with as many values as possible replaced by 0 or 1: the rest matters."""
     simple = dict(values)
@@ -270,6 +339,26 @@ def _simplest(obligation: Obligation, subject: Any, values: Values) -> Values:
                 simple = attempt
                 break
     return simple
+
+
+class Parts:
+    """A claim of several parts, each with a name: all must hold."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+    @property
+    def whole(self) -> Any:
+        """All of them."""
+        return both(*self.parts.values())
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The names of those that do not hold, of plain values."""
+        return tuple(name.replace("_", "-") for name, part in self.parts.items() if not part)
+
+    def __bool__(self) -> bool:
+        return bool(self.whole)
 
 
 def implies(condition: Any, consequence: Any) -> Any:

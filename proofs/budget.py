@@ -16,22 +16,27 @@ from spec.samples import Sample
 
 @dataclass(frozen=True)
 class Grouping:
-    """The functions that this theorem is about, under one cost rule."""
+    """The functions that this theorem is about, under one cost rule, padding to one multiple."""
 
     rule: CostRule = CostRule.PADDED
+    multiple: int = 1
     place: Callable[[Budget, Load | None, Sample], tuple[Load, bool]] = grouping.place
     within: Callable[[Budget, Load], bool] = grouping.within
+    padded_length: Callable[[Budget, int], int] = grouping.padded_length
 
 
 SHIPPED = Grouping()
+
+MULTIPLES = (1, 8, 64, 128)
+"""Lengths that rows are padded to multiples of. (Division is symbolic by a plain number only.)"""
 
 
 class _SomeBudget:
     """A budget of any size. (`Budget` itself checks that its numbers are plain integers.)"""
 
-    def __init__(self, source: Source, rule: CostRule) -> None:
+    def __init__(self, source: Source, f: Grouping) -> None:
         self.tokens, self.max_samples = source.int("tokens"), source.int("max_samples")
-        self.rule, self.multiple = rule, 1
+        self.rule, self.multiple = f.rule, f.multiple
         self.extras = (source.int("resource budget"),)
         for limit in (self.tokens, self.max_samples, *self.extras):
             source.assume(limit >= 1)
@@ -55,7 +60,7 @@ def _some_sample(source: Source) -> Sample:
 
 
 def _first(source: Source, f: Grouping) -> Callable[[], Any]:
-    budget: Any = _SomeBudget(source, f.rule)
+    budget: Any = _SomeBudget(source, f)
     sample = _some_sample(source)
 
     def claim() -> Any:
@@ -66,7 +71,7 @@ def _first(source: Source, f: Grouping) -> Callable[[], Any]:
 
 
 def _fold(source: Source, f: Grouping) -> Callable[[], Any]:
-    budget: Any = _SomeBudget(source, f.rule)
+    budget: Any = _SomeBudget(source, f)
     load, sample = _some_load(source, "load"), _some_sample(source)
 
     def claim() -> Any:
@@ -79,7 +84,7 @@ def _fold(source: Source, f: Grouping) -> Callable[[], Any]:
 
 
 def _full(source: Source, f: Grouping) -> Callable[[], Any]:
-    budget: Any = _SomeBudget(source, f.rule)
+    budget: Any = _SomeBudget(source, f)
     load, sample = _some_load(source, "load"), _some_sample(source)
 
     def claim() -> Any:
@@ -90,12 +95,25 @@ def _full(source: Source, f: Grouping) -> Callable[[], Any]:
 
 
 def _part(source: Source, f: Grouping) -> Callable[[], Any]:
-    budget: Any = _SomeBudget(source, f.rule)
+    budget: Any = _SomeBudget(source, f)
     whole, part = _some_load(source, "whole"), _some_load(source, "part")
     for smaller, larger in zip(part[:3], whole[:3], strict=True):
         source.assume(smaller <= larger)
     source.assume(part.extras[0] <= whole.extras[0])
     return lambda: not f.within(budget, whole) or f.within(budget, part)
+
+
+def _padding(source: Source, f: Grouping) -> Callable[[], Any]:
+    budget: Any = _SomeBudget(source, f)
+    short, long = source.int("short"), source.int("long")
+    source.assume(both(short >= 1, short <= long))
+
+    def claim() -> Any:
+        padded, more = f.padded_length(budget, short), f.padded_length(budget, long)
+        enough = both(padded >= short, padded < short + f.multiple, padded % f.multiple == 0)
+        return both(enough, padded <= more)
+
+    return claim
 
 
 def _always_joins(budget: Budget, load: Load | None, sample: Sample) -> tuple[Load, bool]:
@@ -123,17 +141,26 @@ def _not_of_two(budget: Budget, load: Load) -> bool:
     return grouping.within(budget, load) and (load.rows == 1 or load.rows >= 3)
 
 
-def _under_both_rules(name: str, says: str, body: Any, mutants: dict[str, Any]) -> list[Obligation]:
-    return [
-        Obligation(
-            f"{name} ({rule.name.lower()})",
-            says,
-            body,
-            Grouping(rule),
-            {changed: replace(mutant, rule=rule) for changed, mutant in mutants.items()},
-        )
-        for rule in CostRule
-    ]
+def _rounds_down(budget: Budget, longest: int) -> int:
+    return longest // budget.multiple * budget.multiple
+
+
+def _under_every_rule(
+    name: str,
+    says: str,
+    body: Any,
+    mutants: dict[str, Any],
+    multiples: tuple[int, ...] = MULTIPLES,
+) -> list[Obligation]:
+    found = []
+    for rule, multiple in ((CostRule.SUMMED, 1), *((CostRule.PADDED, m) for m in multiples)):
+        changed = {
+            label: replace(mutant, rule=rule, multiple=multiple)
+            for label, mutant in mutants.items()
+        }
+        label = f"{name} ({rule.name.lower()}{f' to {multiple}' if multiple > 1 else ''})"
+        found.append(Obligation(label, says, body, Grouping(rule, multiple), changed))
+    return found
 
 
 THEOREM = Theorem(
@@ -143,25 +170,26 @@ THEOREM = Theorem(
         "within the budget, in tokens, in samples and in a further resource; and no group is left "
         "short that could take the next sample. Splitting and carrying keep this."
     ),
-    assumes="Costs of at least 1, budgets of at least 1, no rounding (`multiple` is 1).",
+    assumes="Costs and budgets of at least 1. Rows are padded to a multiple of 1, 8, 64 or 128.",
     reasoning=(
         "Grouping is a fold of `place` over the samples. The first sample makes a group that is "
         "within the budget (alone, whatever it costs); each further step keeps a group within it "
         "or begins one. A part of a group weighs no more than the group, and whole groups are "
-        "carried."
+        "carried. A group's cost depends on its longest sample through the padded length alone, "
+        "which is never less for a longer sample."
     ),
     leaves_out=(
-        "Padding to a multiple, and several further resources at once (the function treats each "
-        "alike): tested with random budgets. The order: `sorted` puts the longest sample first."
+        "Other multiples, and several further resources at once (the function treats each alike): "
+        "tested with random budgets. The order: `sorted` puts the longest sample first."
     ),
     obligations=(
-        *_under_both_rules(
+        *_under_every_rule(
             "first",
             "the first sample begins a group that is within the budget",
             _first,
             {"nothing begins": replace(SHIPPED, place=_never_begins)},
         ),
-        *_under_both_rules(
+        *_under_every_rule(
             "fold",
             "a group that is within the budget still is after one more sample has been placed",
             _fold,
@@ -170,17 +198,29 @@ THEOREM = Theorem(
                 "looks before it adds": replace(SHIPPED, place=_looks_before_adding),
             },
         ),
-        *_under_both_rules(
+        *_under_every_rule(
             "full",
             "a sample begins a new group only if it would exceed a budget",
             _full,
             {"every sample begins a group": replace(SHIPPED, place=_always_begins)},
         ),
-        *_under_both_rules(
+        *_under_every_rule(
             "part",
             "what is part of a group within the budget is within the budget",
             _part,
             {"two are refused where three are not": replace(SHIPPED, within=_not_of_two)},
+            multiples=(1,),
+        ),
+        *(
+            Obligation(
+                f"padding (to {multiple})",
+                "the padded length is enough, a multiple, and never less for a longer sample",
+                _padding,
+                Grouping(multiple=multiple),
+                {"rounds down": Grouping(multiple=multiple, padded_length=_rounds_down)},
+            )
+            for multiple in MULTIPLES
+            if multiple > 1
         ),
     ),
 )

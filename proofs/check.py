@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 
@@ -60,27 +62,71 @@ class CheckedTheorem:
 
 def check_theorem(theorem: Theorem, module: ModuleType, *, second: bool) -> CheckedTheorem:
     """Prove a theorem's obligations and refute their mutants."""
-    engine = prover(module)
-    found = CheckedTheorem(theorem)
-    for obligation in theorem.obligations:
-        result = engine.prove(obligation)
-        mutants = {n: engine.prove(obligation, m) for n, m in obligation.mutants.items()}
-        opinions = [ask_cvc5(condition) for condition in result.conditions] if second else []
-        found.checked.append(Checked(result, mutants, opinions))
-    return found
+    found = [_check(module, obligation, second) for obligation in theorem.obligations]
+    return CheckedTheorem(theorem, found)
 
 
 def check_all(
-    progress: Callable[[str], None] | None = None, *, second: bool | None = None
+    progress: Callable[[str], None] | None = None, *, second: bool | None = None, jobs: int = 1
 ) -> list[CheckedTheorem]:
-    """Check every theorem. second: whether to ask cvc5 (default: if it is installed)."""
+    """Check every theorem. progress: is called with the name of a theorem when an obligation of it
+    is settled. second: whether to ask cvc5 (default: if it is installed). jobs: processes."""
     ask = cvc5_is_there() if second is None else second
-    results = []
-    for theorem, module in THEOREMS:
+    found: dict[tuple[int, int], Checked] = {}
+    for place, checked in _each(ask, jobs):
+        theorem = THEOREMS[place[0]][0]
+        found[place] = _with_obligation(checked, theorem.obligations[place[1]])
         if progress is not None:
             progress(theorem.promise)
-        results.append(check_theorem(theorem, module, second=ask))
-    return results
+    return [
+        CheckedTheorem(theorem, [found[t, o] for o in range(len(theorem.obligations))])
+        for t, (theorem, _) in enumerate(THEOREMS)
+    ]
+
+
+Place = tuple[int, int]
+"""The number of a theorem, and of an obligation in it."""
+
+
+def _each(second: bool, jobs: int) -> Iterator[tuple[Place, Checked]]:
+    places = [(t, o) for t, (theorem, _) in enumerate(THEOREMS) for o in range(_count(theorem))]
+    if jobs == 1:
+        for place in places:
+            yield place, _check_at(place, second)
+        return
+    # Not forked: z3 and torch hold threads and locks that a forked process cannot use.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting: dict[Future[Checked], Place] = {
+            pool.submit(_check_at, place, second): place for place in places
+        }
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def _count(theorem: Theorem) -> int:
+    return len(theorem.obligations)
+
+
+def _check_at(place: Place, second: bool) -> Checked:
+    """Settle an obligation; what is found crosses processes, so without the obligation itself."""
+    theorem, module = THEOREMS[place[0]]
+    return _with_obligation(_check(module, theorem.obligations[place[1]], second), NOBODYS)
+
+
+NOBODYS = Obligation("", "", None, None)  # type: ignore[arg-type]
+
+
+def _check(module: ModuleType, obligation: Obligation, second: bool) -> Checked:
+    engine = prover(module)
+    result = engine.prove(obligation)
+    mutants = {name: engine.refute(obligation, m) for name, m in obligation.mutants.items()}
+    opinions = [ask_cvc5(condition) for condition in result.conditions] if second else []
+    return Checked(result, mutants, opinions)
+
+
+def _with_obligation(checked: Checked, obligation: Obligation) -> Checked:
+    mutants = {n: replace(m, obligation=obligation) for n, m in checked.mutants.items()}
+    return Checked(replace(checked.result, obligation=obligation), mutants, checked.opinions)
 
 
 def write_smtlib(folder: Path, results: Sequence[CheckedTheorem]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from model_check.prover import Obligation
 from proofs.catalogue import NOT_PROVED, THEOREMS
+from proofs.coverage import coverage_table
 from proofs.theorem import Theorem
 
 HEAD = """# Proofs
@@ -31,7 +32,8 @@ induction over `merge`; the others assume them of an arbitrary tally.
 
 def document() -> str:
     """The whole page."""
-    parts = [HEAD, *(_theorem(theorem) for theorem, _ in THEOREMS), _not_proved()]
+    coverage = "\n".join(coverage_table())
+    parts = [HEAD, coverage, *(_theorem(theorem) for theorem, _ in THEOREMS), _not_proved()]
     return "\n".join(parts)
 
 

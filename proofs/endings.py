@@ -124,11 +124,12 @@ THEOREM = Theorem(
         "A failed rank's number bounds the tally's from above, so the tally has one below the "
         "world size and the decision is Abort, unless ranks do not match. The tally's number is "
         "that of some rank that has failed. The same for stops. The rounds before were decided "
-        "alike, so the epoch ends before the same step on all ranks."
+        "alike, so the epoch ends before the same step on all ranks. A rank reports, and so ends, "
+        "only when every step decided on before is emitted (part of identity-coverage)."
     ),
     leaves_out=(
-        "That the steps decided on before reach the trainers first, and what happens where a "
-        "process dies: explored by `odb verify`, tested on real ranks."
+        "That a queue keeps its order and hands over its steps before the error, and what happens "
+        "where a process dies: explored by `odb verify`, tested on real ranks."
     ),
     obligations=(
         *_in_every_mode(

@@ -6,23 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from model_check.prover import Obligation, Source, both, either
+from model_check.prover import Obligation, Source, both, either, implies
 from proofs.theorem import Theorem
-from spec import rank
+from spec import quota
 from spec.config import Config
+from spec.quota import Progress
 from spec.samples import Counts
 
 
 @dataclass(frozen=True)
 class Closing:
-    """The function that this theorem is about, for a round of some number of steps."""
+    """The function that this theorem is about: one step of the fold that `take_steps` is."""
 
-    length: int = 0
-    steps_until_quota: Callable[[Config, int, tuple[Counts, ...]], int] = rank.steps_until_quota
+    advance: Callable[[Config, Progress, Counts], Progress] = quota.advance
 
 
-LONGEST = 6
-"""Rounds of up to this many steps are unrolled."""
+SHIPPED = Closing()
 
 
 class _SomeQuota:
@@ -33,83 +32,134 @@ class _SomeQuota:
         source.assume(self.quota >= 1)
 
 
-def _round(source: Source, f: Closing) -> tuple[Any, Any, tuple[Counts, ...]]:
+class _Fold:
+    """The fold before its next step: `looked_at` steps of the round are behind it, `before_last`
+    samples had been delivered before the last of those that it took."""
+
+    def __init__(self, source: Source) -> None:
+        self.config: Any = _SomeQuota(source)
+        self.looked_at, self.steps = source.int("looked at"), source.int("taken")
+        self.start, self.delivered = source.int("delivered before"), source.int("delivered")
+        self.before_last, samples = source.int("before the last"), source.int("samples of the step")
+        source.assume(both(self.start >= 0, self.steps >= 0, samples >= 1))
+        source.assume(self.invariant(self.looked_at, self.progress, self.before_last))
+        self.total = Counts(samples, samples, samples)
+
+    @property
+    def progress(self) -> Progress:
+        """What the fold has found so far."""
+        return Progress(self.steps, self.delivered)
+
+    def invariant(self, looked_at: Any, progress: Progress, before_last: Any) -> Any:
+        """All steps so far are taken, or the quota is met; and it was not before the last one."""
+        target = self.config.quota
+        return both(
+            progress.steps <= looked_at,
+            either(progress.steps == looked_at, progress.delivered >= target),
+            implies(progress.steps >= 1, before_last < target),
+            implies(progress.steps == 0, progress.delivered == self.start),
+            progress.delivered >= self.start,
+        )
+
+
+def _begins(source: Source, f: Closing) -> Callable[[], Any]:
     config: Any = _SomeQuota(source)
-    delivered = source.int("delivered before")
-    source.assume(delivered >= 0)
-    samples = [source.int(f"samples of step {i}") for i in range(f.length)]
-    for count in samples:
-        source.assume(count >= 1)
-    return config, delivered, tuple(Counts(count, count, count) for count in samples)
-
-
-def _first_step(source: Source, f: Closing) -> Callable[[], Any]:
-    config, delivered, totals = _round(source, f)
+    start, samples = source.int("delivered before"), source.int("samples of the step")
+    source.assume(both(start >= 0, samples >= 1))
 
     def claim() -> Any:
-        count = f.steps_until_quota(config, delivered, totals)
-        before = [delivered + sum(t.samples for t in totals[:i]) for i in range(count + 1)]
-        open_before_each = both(*(b < config.quota for b in before[:-1]))
-        return both(open_before_each, either(count == len(totals), before[-1] >= config.quota))
+        after = f.advance(config, Progress(0, start), Counts(samples, samples, samples))
+        taken, refused = after.steps == 1, after.steps == 0
+        return either(both(taken, start < config.quota), both(refused, start >= config.quota))
+
+    return claim
+
+
+def _fold(source: Source, f: Closing) -> Callable[[], Any]:
+    fold = _Fold(source)
+
+    def claim() -> Any:
+        before = fold.progress
+        after = f.advance(fold.config, before, fold.total)
+        took = after.steps == before.steps + 1
+        last = before.delivered if took else fold.before_last
+        return both(
+            either(took, after.steps == before.steps),
+            after.delivered == before.delivered + (fold.total.samples if took else 0),
+            fold.invariant(fold.looked_at + 1, after, last),
+        )
 
     return claim
 
 
 def _overshoot(source: Source, f: Closing) -> Callable[[], Any]:
-    config, delivered, totals = _round(source, f)
-    source.assume(delivered < config.quota)
+    fold = _Fold(source)
+    source.assume(fold.delivered < fold.config.quota)
 
     def claim() -> Any:
-        count = f.steps_until_quota(config, delivered, totals)
-        after = delivered + sum(t.samples for t in totals[:count])
-        last = totals[count - 1].samples if count else 0
-        return either(after < config.quota, after - config.quota < last)
+        after = f.advance(fold.config, fold.progress, fold.total)
+        short = after.delivered < fold.config.quota
+        return either(short, after.delivered - fold.config.quota < fold.total.samples)
 
     return claim
 
 
-def _one_more(config: Config, delivered: int, totals: tuple[Counts, ...]) -> int:
-    return min(len(totals), rank.steps_until_quota(config, delivered, totals) + 1)
+def _one_more(config: Config, progress: Progress, total: Counts) -> Progress:
+    """Off by one: the step behind the one at which the quota is met is taken, too."""
+    if config.quota is not None and progress.delivered > config.quota:
+        return progress
+    return Progress(progress.steps + 1, progress.delivered + total.samples)
 
 
-def _never_met(config: Config, delivered: int, totals: tuple[Counts, ...]) -> int:
-    return len(totals)
+def _never_met(config: Config, progress: Progress, total: Counts) -> Progress:
+    return Progress(progress.steps + 1, progress.delivered + total.samples)
 
 
-def _for_every_length(name: str, says: str, body: Any) -> list[Obligation]:
-    obligations = []
-    for length in range(1, LONGEST + 1):
-        mutants = {"the quota is never met": Closing(length, _never_met)}
-        if length > 1:
-            mutants["one step more"] = Closing(length, _one_more)
-        elif name == "overshoot":
-            mutants = {}  # one step, before which the quota is open, is always right
-        obligations.append(
-            Obligation(f"{name} ({length} steps)", says, body, Closing(length), mutants)
-        )
-    return obligations
+def _counts_double(config: Config, progress: Progress, total: Counts) -> Progress:
+    after = quota.advance(config, progress, total)
+    return Progress(after.steps, after.delivered + after.delivered - progress.delivered)
 
 
 THEOREM = Theorem(
     promise="quota-closure",
     states=(
-        "With a quota, the steps that a round takes are those before which the quota is not met, "
-        "and no others; so the epoch ends with the first step at which it is met, the same on all "
-        "ranks, and overshoots by less than that step's samples."
+        "With a quota, the steps that a round of any length takes are those before which the quota "
+        "is not met, and no others; so the epoch ends with the first step at which it is met, the "
+        "same on all ranks, and overshoots by less than that step's samples."
     ),
     assumes="Every step has at least one sample on some rank. Totals are the same on all ranks.",
     reasoning=(
-        "Both statements hold of a round for any quota, any number delivered before, and any "
-        "samples in each step. `delivered` is then the sum over the steps taken, so the next round "
-        "begins where this one ended; once the quota is met a rank wants no step."
+        "`take_steps` folds `advance` over the totals of the round. By induction over the fold: "
+        "either every step so far is taken or the quota is met, the quota was not met before the "
+        "last step taken, and `delivered` is what the steps taken add up to. It goes on with the "
+        "next round; once the quota is met a rank wants no step."
     ),
-    leaves_out=f"Rounds of more than {LONGEST} steps: the loop is unrolled, not done by induction.",
+    leaves_out="Trimming the last step to the exact quota: the loader does not offer it.",
     obligations=(
-        *_for_every_length(
-            "first step", "steps are taken exactly while the quota is not met", _first_step
+        Obligation(
+            "first step",
+            "the first step of a round is taken exactly if the quota is not met before it",
+            _begins,
+            SHIPPED,
+            {"one step more": Closing(_one_more), "the quota is never met": Closing(_never_met)},
         ),
-        *_for_every_length(
-            "overshoot", "fewer samples too many than the last step holds", _overshoot
+        Obligation(
+            "fold",
+            "one step more: it is taken exactly if the quota is not met, and so are all before it",
+            _fold,
+            SHIPPED,
+            {
+                "one step more": Closing(_one_more),
+                "the quota is never met": Closing(_never_met),
+                "samples count twice": Closing(_counts_double),
+            },
+        ),
+        Obligation(
+            "overshoot",
+            "fewer samples too many than the last step holds",
+            _overshoot,
+            SHIPPED,
+            {"samples count twice": Closing(_counts_double)},
         ),
     ),
 )

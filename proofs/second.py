@@ -31,7 +31,7 @@ def cvc5_is_there() -> bool:
     return True
 
 
-def ask_cvc5(condition: Condition, seconds: float = 20.0) -> Opinion:
+def ask_cvc5(condition: Condition, seconds: float = 60.0) -> Opinion:
     """Ask cvc5 about a condition."""
     cvc5: Any = importlib.import_module("cvc5")
     solver = cvc5.Solver(cvc5.TermManager())

@@ -67,8 +67,8 @@ THEOREM = Theorem(
         "groups are carried: those kept are T, and none is empty."
     ),
     leaves_out=(
-        "That Python's heapq and slices do what they say, and that the same samples come out: "
-        "tested for random groups (tests/test_spec_grouping.py) and explored, not proved."
+        "That Python's heapq and slices do what they say; that the same samples come out is the "
+        "theorem `partition`."
     ),
     obligations=(
         Obligation(

@@ -7,7 +7,21 @@ from types import ModuleType
 
 from model_check.paths import Engine
 from model_check.prover import Obligation, Prover
-from spec import alignment, config, exchange, grouping, rank, scaling
+from proofs import machine
+from spec import (
+    alignment,
+    config,
+    draw,
+    enabled,
+    exchange,
+    grouping,
+    quota,
+    rank,
+    samples,
+    scaling,
+    world,
+)
+from spec.variants import machines, rules
 
 
 @dataclass(frozen=True)
@@ -26,10 +40,25 @@ class Theorem:
     obligations: tuple[Obligation, ...]
 
 
-SPEC_MODULES: tuple[ModuleType, ...] = (alignment, config, exchange, grouping, rank, scaling)
+SPEC_MODULES: tuple[ModuleType, ...] = (
+    alignment,
+    config,
+    draw,
+    exchange,
+    grouping,
+    quota,
+    rank,
+    samples,
+    scaling,
+)
 """Where the functions live that the theorems are about."""
+
+OTHER_MODULES: tuple[ModuleType, ...] = (machine, rules, machines, enabled, world)
+"""Where what stands in for them lives, and the changed ones."""
 
 
 def prover(*modules: ModuleType, timeout_ms: int = 20_000) -> Prover:
     """The prover for theorems of these modules (whose claims may use max, min, all and any)."""
-    return Prover(Engine((*SPEC_MODULES, *modules), timeout_ms=timeout_ms), timeout_ms)
+    return Prover(
+        Engine((*SPEC_MODULES, *OTHER_MODULES, *modules), timeout_ms=timeout_ms), timeout_ms
+    )

@@ -84,8 +84,8 @@ THEOREM = Theorem(
         "refuses more of them than the room that is left."
     ),
     reasoning=(
-        "`_fill` asks for what is missing up to `fill_target`, and no more may arrive; aligning "
-        "and emitting only take samples out, and what is withdrawn was held before. From round "
+        "`_fill` asks for what is missing up to `fill_target`, and no more may arrive; that every "
+        "other event only takes samples out is part of identity-coverage. From round "
         f"{MOST_DOUBLINGS} on the target is the window, so that later rounds are like that one."
     ),
     leaves_out=(

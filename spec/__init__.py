@@ -8,6 +8,7 @@ run these very functions. Read in this order:
     grouping            samples -> groups within the budget
     exchange            report -> tally -> decision, the same on every rank
     alignment           groups -> exactly T groups
+    draw, quota         the order of a round's steps, and how many of them are taken
     messages, rank      the state machine of one rank
     lockstep            several ranks in one loop
     world, enabled, system   the closed system: ranks with inputs, queues, trainers and faults

@@ -6,6 +6,8 @@ the same. The generator is SplitMix64 (Steele, Lea and Flood, 2014).
 
 from __future__ import annotations
 
+from spec.samples import Group
+
 _WORD = 2**64 - 1
 
 
@@ -13,6 +15,11 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
     return word ^ (word >> 31)
+
+
+def arrange(groups: tuple[Group, ...], key: tuple[int, ...]) -> tuple[Group, ...]:
+    """The groups of a round in the order of its steps."""
+    return tuple(groups[i] for i in permutation(len(groups), *key))
 
 
 def permutation(size: int, *key: int) -> tuple[int, ...]:

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from spec import alignment, config, exchange, grouping, samples
+from spec import alignment, config, draw, exchange, grouping, quota, samples
 from spec.alignment import Alignment
 from spec.config import Budget, Config, Idle, Place, terms_of
-from spec.draw import permutation
 from spec.errors import IllegalEventError
 from spec.exchange import Abort, Close, Decision, Finish, Mismatch, Report, Steps, Tally
 from spec.messages import (
@@ -54,6 +53,7 @@ from spec.messages import (
     Tallied,
     Totalled,
 )
+from spec.quota import Progress, quota_met
 from spec.samples import NOTHING, Counts, Group, Sample, counts_of, in_arrival_order
 
 
@@ -95,6 +95,8 @@ class Rules:
     target: Callable[[Tally], int] = exchange.paper_target
     decide: Callable[[Config, int, Tally, int], Decision] = exchange.decide
     align: Callable[[tuple[Group, ...], int], Alignment] = alignment.align
+    arrange: Callable[[tuple[Group, ...], tuple[int, ...]], tuple[Group, ...]] = draw.arrange
+    take_steps: Callable[[Config, int, tuple[Counts, ...]], Progress] = quota.take_steps
 
 
 @dataclass(frozen=True)
@@ -295,10 +297,10 @@ def _align(setup: Setup, state: RankState, target: int, donor: int | None) -> Tr
     commands: list[Command] = []
     if state.groups:
         groups, window = setup.rules.align(state.groups, target)
-        order = permutation(target, setup.config.seed, state.place.epoch, state.place.round)
         # The same draw on all ranks: groups of similar length stay side by side in a step, so
         # that no rank waits long for another, and training does not see lengths in order.
-        groups = tuple(groups[i] for i in order)
+        key = (setup.config.seed, state.place.epoch, state.place.round)
+        groups = setup.rules.arrange(groups, key)
     else:
         groups, window = ((),) * target, state.window
         if setup.config.idle is Idle.STOP and state.trainer is Trainer.SERVED:
@@ -316,10 +318,11 @@ def _align(setup: Setup, state: RankState, target: int, donor: int | None) -> Tr
 def _number(setup: Setup, state: RankState, totals: tuple[Counts, ...]) -> Transition:
     """Number the steps of the round, and find out whether one of them closes the quota."""
     place = state.place
-    count = steps_until_quota(setup.config, state.delivered, totals)
+    count, delivered = setup.rules.take_steps(setup.config, state.delivered, totals)
+    taken = zip(state.groups[:count], totals, strict=False)
     pending = tuple(
-        Step(place.step + i, place.round, state.groups[i], counts_of(state.groups[i]), totals[i])
-        for i in range(count)
+        Step(place.step + i, place.round, group, counts_of(group), total)
+        for i, (group, total) in enumerate(taken)
     )
     state = state._replace(
         phase=Phase.EMITTING,
@@ -327,24 +330,9 @@ def _number(setup: Setup, state: RankState, totals: tuple[Counts, ...]) -> Trans
         window=in_arrival_order((state.window, *state.groups[count:])),
         groups=(),
         pending=pending,
-        delivered=state.delivered + sum(total.samples for total in totals[:count]),
+        delivered=delivered,
     )
     return _emit(setup, state)
-
-
-def steps_until_quota(config: Config, delivered: int, totals: tuple[Counts, ...]) -> int:
-    """How many steps of a round are taken: all, or up to the one at which the global quota is met
-    (promise: quota-closure)."""
-    for i, total in enumerate(totals):
-        if quota_met(config, delivered):
-            return i
-        delivered += total.samples
-    return len(totals)
-
-
-def quota_met(config: Config, delivered: int) -> bool:
-    """Whether all ranks together have delivered the samples that were asked for."""
-    return config.quota is not None and delivered >= config.quota
 
 
 # ---------------------------------------------------------------- emitting

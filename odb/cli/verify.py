@@ -15,6 +15,7 @@ from odb.errors import ConfigError, MissingDependencyError, ODBError
 if TYPE_CHECKING:
     from model_check.render.trace import Trace
     from odb.verification.run import Request
+    from proofs.check import CheckedTheorem
 
 
 def verify(
@@ -51,7 +52,7 @@ def verify(
     explain: Annotated[str | None, typer.Option(help="Say what a promise means.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Give up a world after this.")] = None,
     max_states: Annotated[int | None, typer.Option(help="Give up a world after this.")] = None,
-    jobs: Annotated[int, typer.Option(help="Worlds at a time, each in a process.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Worlds or proofs at a time, each in a process.")] = 1,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write JSON to this file (- for stdout).")
     ] = None,
@@ -81,7 +82,7 @@ def verify(
         elif reductions:
             _reductions(request, outputs, console)
         elif proofs:
-            _prove(smt, outputs, console)
+            _prove(smt, jobs, outputs, console)
         elif simulate:
             _simulate(Simulated(given, mode, faults, seed, minutes), outputs, console)
         elif mutants:
@@ -159,7 +160,9 @@ def _verify(request: Request, outputs: _Outputs, console: Console) -> None:
     console.print(verification_view(result))
     console.print("\nverdict: ", verdict_text(result.verdict), sep="", end="\n")
     # The theorems belong to a whole profile.
-    theorems = run_proofs(progress_console, second=False) if request.wanted else []
+    theorems: list[CheckedTheorem] = []
+    if request.wanted:
+        theorems = run_proofs(progress_console, second=False, jobs=request.jobs)
     if theorems:
         console.print(proof_view(theorems))
     _show(traces(result, []), outputs, console)
@@ -208,11 +211,11 @@ def _explain(name: str, console: Console) -> None:
     console.print(f"{name}: {explain(name)}\n\n{explain_theorems(name)}", soft_wrap=True)
 
 
-def _prove(smt: Path | None, outputs: _Outputs, console: Console) -> None:
+def _prove(smt: Path | None, jobs: int, outputs: _Outputs, console: Console) -> None:
     from odb.verification.theorems import as_json, proof_view, run_proofs
     from proofs.check import write_smtlib
 
-    results = run_proofs(Console(stderr=True))
+    results = run_proofs(Console(stderr=True), jobs=jobs)
     console.print(proof_view(results))
     if smt is not None:
         console.print(f"wrote {write_smtlib(smt, results)} files into {smt}", soft_wrap=True)

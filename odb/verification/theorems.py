@@ -6,27 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from model_check.prover import Proof, Values
-from proofs.catalogue import NOT_PROVED
+from proofs.catalogue import NOT_PROVED, THEOREMS
 from proofs.check import CheckedTheorem, check_all
 
 STYLES = {Proof.PROVED: "green", Proof.REFUTED: "bold red", Proof.UNKNOWN: "yellow"}
 
 
-def run_proofs(console: Console, *, second: bool | None = None) -> list[CheckedTheorem]:
-    """Check every theorem. second: whether to ask cvc5 as well (default: if it is installed)."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("proving", total=None)
+def run_proofs(
+    console: Console, *, second: bool | None = None, jobs: int = 1
+) -> list[CheckedTheorem]:
+    """Check every theorem. second: whether to ask cvc5 as well (default: if it is installed).
+    jobs: processes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        obligations = sum(len(theorem.obligations) for theorem, _ in THEOREMS)
+        task = progress.add_task("proving", total=obligations)
 
-        def on_theorem(name: str) -> None:
-            progress.update(task, description=f"proving {name}")
+        def on_obligation(theorem: str) -> None:
+            progress.update(task, description=f"proving {theorem}", advance=1)
 
-        return check_all(on_theorem, second=second)
+        return check_all(on_obligation, second=second, jobs=jobs)
 
 
 def proof_view(results: Sequence[CheckedTheorem]) -> Group:
@@ -70,7 +80,8 @@ def _problems(results: Sequence[CheckedTheorem]) -> list[Text]:
             name = f"{result.theorem.promise}, {checked.result.obligation.name}"
             if checked.result.counterexample is not None:
                 values = readable(checked.result.counterexample)
-                lines.append(Text(f"{name}: false for {values}", style="bold red"))
+                broken = f" (broken: {', '.join(b)})" if (b := checked.result.broken) else ""
+                lines.append(Text(f"{name}: false for {values}{broken}", style="bold red"))
             elif checked.result.why:
                 lines.append(Text(f"{name}: unknown, {checked.result.why}", style="yellow"))
             for mutant, found in checked.mutants.items():
@@ -99,8 +110,6 @@ def readable(values: Values) -> str:
 
 def explain_theorems(promise: str) -> str:
     """What is proved of a promise: statement, assumptions, reasoning, and what is left out."""
-    from proofs.catalogue import THEOREMS
-
     parts = []
     for theorem, _ in THEOREMS:
         if theorem.promise == promise:
@@ -132,6 +141,7 @@ def as_json(results: Sequence[CheckedTheorem]) -> list[dict[str, Any]]:
                         name: {
                             "verdict": mutant.proof.value,
                             "counterexample": readable(mutant.counterexample or {}),
+                            "broken": list(mutant.broken),
                         }
                         for name, mutant in checked.mutants.items()
                     },

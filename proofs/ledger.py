@@ -1,0 +1,386 @@
+"""A sample that has arrived is in exactly one place, and a rank never waits for what cannot come:
+the inductive invariant of one rank's state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from model_check.abstract import some_samples
+from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, either, implies
+from proofs.machine import NEXT, NOWHERE, Machine, Situation, Transitions
+from proofs.theorem import Theorem
+from spec import rank
+from spec.config import Idle
+from spec.enabled import COLLECTIVES
+from spec.exchange import Abort, Steps
+from spec.messages import (
+    Arrived,
+    Command,
+    Emit,
+    Emitted,
+    End,
+    Event,
+    Failed,
+    Filter,
+    Finished,
+    GiveUp,
+    InputEnded,
+    KeepSpare,
+    PeerLost,
+    PostCounts,
+    PostReport,
+    Pull,
+    Retire,
+    ShareReason,
+    ShareSpare,
+    Tallied,
+    Totalled,
+)
+from spec.quota import quota_met
+from spec.rank import (
+    ACCEPTED_IN,
+    Input,
+    Phase,
+    RankState,
+    Setup,
+    Trainer,
+    Transition,
+    room_left,
+)
+from spec.variants import machines
+
+ASKS: dict[Phase, type[Command]] = {
+    Phase.FILLING: Pull,
+    Phase.REPORTING: PostReport,
+    Phase.TOTALLING: PostCounts,
+    Phase.EMITTING: Emit,
+    Phase.ENDED: End,
+}
+"""The command that a rank in a phase has given last, and whose answer it waits for."""
+
+SILENT = (Filter, KeepSpare, ShareSpare, Retire, GiveUp, ShareReason)
+"""The commands that ask for no event."""
+
+
+# ---------------------------------------------------------------- the invariant
+
+
+def sound(setup: Setup, state: RankState) -> Any:
+    """The invariant: what is true of a rank between any two events."""
+    config, phase = setup.config, state.phase
+    always = both(
+        held_samples(state) <= config.window,
+        state.trainer is not Trainer.RETIRED or _retires(setup, state),
+        phase in (Phase.REPORTING, Phase.TOTALLING) or not state.groups,
+        phase is Phase.EMITTING or not state.pending,
+    )
+    if phase is Phase.FILLING:
+        asking = state.input is Input.OPEN and state.trainer is Trainer.SERVED
+        met = quota_met(config, state.delivered)
+        return both(always, asking, _no(met), room_left(setup, state) >= 1)
+    if phase is Phase.REPORTING and state.groups:
+        fits = len(state.groups) <= held_samples(state)
+        met = quota_met(config, state.delivered)
+        return both(always, not state.window, fits, state.input is not Input.FAILED, _no(met))
+    if phase is Phase.REPORTING:
+        drained = not state.window and state.input is not Input.OPEN
+        cut_short = state.input is Input.FAILED or state.trainer is Trainer.STOPPED
+        return both(always, drained or cut_short or quota_met(config, state.delivered))
+    if phase is Phase.TOTALLING:
+        return both(always, len(state.groups) >= 1)
+    if phase is Phase.EMITTING:
+        served = state.trainer is Trainer.SERVED
+        return both(always, bool(state.pending), served)
+    return always
+
+
+def _retires(setup: Setup, state: RankState) -> bool:
+    return state.input is not Input.OPEN and setup.config.idle is Idle.STOP
+
+
+def _no(condition: Any) -> Any:
+    return not condition if isinstance(condition, bool) else ~condition
+
+
+def held_samples(state: RankState) -> Any:
+    """How many samples the rank holds."""
+    steps = [step.group for step in state.pending]
+    return len(state.window) + sum(len(group) for group in (*state.groups, *steps))
+
+
+def occurrences(x: Any, groups: Iterable[Iterable[Any]]) -> int:
+    """How often the sample is in the groups."""
+    return sum(1 for group in groups for sample in group if sample is x)
+
+
+def places(x: Any, state: RankState) -> int:
+    """In how many places the rank holds the sample."""
+    steps = [step.group for step in state.pending]
+    return occurrences(x, (state.window, *state.groups, *steps))
+
+
+# ---------------------------------------------------------------- what is claimed of an event
+
+
+def _before(situation: Situation) -> tuple[Setup, RankState, Event] | None:
+    """A sound state with `x` where the numbers say, and the event; None if there is none."""
+    setup, state = situation.setup(), situation.state()
+    if not sound(setup, state):
+        return None
+    if places(situation.x, state) != (0 if situation.place == NOWHERE else 1):
+        return None
+    event = situation.event_for(state)
+    if isinstance(event, Arrived) and len(event.samples) > room_left(setup, state):
+        return None
+    if isinstance(event, Tallied) and state.groups:
+        in_envelope = setup.rules.target(event.tally) <= held_samples(state)
+        if not in_envelope:
+            return None
+    return setup, state, event
+
+
+def _transition(source: Source, machine: Machine) -> Callable[[], Any]:
+    situation = Situation(source, machine)
+
+    def claim() -> Any:
+        there = _before(situation)
+        if there is None:
+            return OUTSIDE
+        setup, state, event = there
+        after, commands = machine.transition(setup, state, event)
+        return Parts(
+            identity_coverage=_accounts(situation, state, event, after, commands),
+            bounded_memory=held_samples(after) <= setup.config.window,
+            uniform_abort=_steps_first(state, event, after, commands),
+            deadlock_freedom=both(
+                _asks(setup, state, after, commands), _meets(setup, event, after, commands)
+            ),
+            invariant=sound(setup, after),
+        )
+
+    return claim
+
+
+def _accounts(
+    situation: Situation, state: RankState, event: Event, after: RankState, commands: Any
+) -> Any:
+    """`x` is in as many places as before, but for the ways in and out; and so many are the rest."""
+    x = situation.x
+    filtered = [c.sample for c in commands if isinstance(c, Filter)]
+    had = 0 if situation.place == NOWHERE else 1
+    out = occurrences(x, [filtered])
+    left: Any = 0
+    if isinstance(event, Arrived):
+        had += occurrences(x, [event.samples])
+        left = len(filtered) - len(event.samples)
+    if isinstance(event, Emitted):
+        out += situation.place == NEXT
+        left = len(state.pending[0].group)
+    return both(places(x, after) + out == had, held_samples(after) + left == held_samples(state))
+
+
+def _asks(setup: Setup, before: RankState, after: RankState, commands: Any) -> Any:
+    """The last command asks for the one thing that the phase waits for, and no other asks."""
+    if not commands:
+        return after.phase is before.phase  # the last question is still open
+    *first, last = commands
+    well_formed = isinstance(last, ASKS[after.phase]) and all(isinstance(c, SILENT) for c in first)
+    if isinstance(last, Pull):
+        return both(well_formed, last.limit >= 1)
+    if isinstance(last, PostReport):
+        tally, window = last.tally, setup.config.window
+        drained = both(tally.want == 0, tally.limit == window)
+        holding = both(tally.want >= 1, tally.want <= tally.limit, tally.limit <= window)
+        return both(well_formed, tally.limit >= 1, either(drained, holding))
+    return well_formed
+
+
+def _steps_first(state: RankState, event: Event, after: RankState, commands: Any) -> Any:
+    """Every step that was decided on is emitted or still to be emitted, so that an epoch can end
+    behind the last of them only. (A rank that has lost a peer, or gives up, emits no more.)"""
+    if isinstance(event, PeerLost) or after.trainer is not Trainer.SERVED:
+        return True
+    if any(isinstance(c, GiveUp) for c in commands):
+        return True
+    emitted = state.place.step - len(state.pending)
+    return after.place.step - len(after.pending) == emitted + isinstance(event, Emitted)
+
+
+def _meets(setup: Setup, event: Event, after: RankState, commands: Any) -> Any:
+    """What a rank posts next depends on the decision alone: so all ranks post the same."""
+    if not isinstance(event, Tallied):
+        return True
+    rules, config, tally = setup.rules, setup.config, event.tally
+    decision = rules.decide(config, setup.world_size, tally, rules.target(tally))
+    collectives: list[Any] = [c for c in commands if isinstance(c, COLLECTIVES)]
+    kinds = [type(c) for c in collectives]
+    match decision:
+        case Steps(target, None):
+            return both(kinds == [PostCounts], len(after.groups) == target)
+        case Steps(target, donor):
+            if kinds != [ShareSpare, PostCounts]:
+                return False
+            return both(collectives[0].donor == donor, len(after.groups) == target)
+        case Abort(failed):
+            return kinds == [ShareReason] and collectives[0].rank == failed
+        case _:
+            return kinds == []
+
+
+def _finish(source: Source, machine: Machine) -> Callable[[], Any]:
+    """`was failed`, `was closed`: what the rank's report of the round said of it. (That nobody
+    wants a step when a join epoch finishes is part of target-envelope.)"""
+    situation = Situation(source, machine)
+    source.assume(both(situation.numbers["mode"] <= 1, situation.tally.want == 0))
+    failed, closed = source.int("was failed"), source.int("was closed")
+    for flag in (failed, closed):
+        source.assume(both(flag >= 0, flag <= 1))
+    tally, seat = situation.tally, situation.numbers["rank"]
+    source.assume(implies(failed == 1, tally.failed_rank <= seat))
+    source.assume(implies(closed == 1, tally.closed_rank <= seat))
+
+    def claim() -> Any:
+        there = _before(situation)
+        if there is None:
+            return OUTSIDE
+        setup, state, event = there
+        if state.groups:
+            return OUTSIDE  # (the tally bounds the rank's own want)
+        if not state.groups and state.window and failed == 0 and closed == 0:
+            return OUTSIDE  # (a report of no groups, with samples held, says why)
+        after, commands = machine.transition(setup, state, event)
+        if not any(isinstance(c, End) and isinstance(c.outcome, Finished) for c in commands):
+            return OUTSIDE
+        return held_samples(after) == 0
+
+    return claim
+
+
+# ---------------------------------------------------------------- mutants
+
+
+def _changed(change: Callable[[RankState], RankState]) -> Transitions:
+    def changed(setup: Setup, state: RankState, event: Event) -> Transition:
+        after, commands = rank.transition(setup, state, event)
+        return Transition(change(after), commands)
+
+    return changed
+
+
+def _loses_one(state: RankState) -> RankState:
+    """Something of what is held is gone."""
+    if state.window:
+        return state._replace(window=state.window[1:])
+    return state._replace(groups=state.groups[1:], pending=state.pending[1:])
+
+
+def _doubles_one(state: RankState) -> RankState:
+    """One sample of the window, or of the round, is there twice."""
+    again = state.window[:1] or tuple(s for group in state.groups[:1] for s in group)
+    return state._replace(window=(*again, *state.window))
+
+
+def _forgets_the_question(setup: Setup, state: RankState, event: Event) -> Transition:
+    after, commands = rank.transition(setup, state, event)
+    return Transition(after, commands[:-1] if len(commands) > 1 else (GiveUp(),))
+
+
+def _skips_a_step(setup: Setup, state: RankState, event: Event) -> Transition:
+    """The first of the steps that are due is left out."""
+    after, commands = rank.transition(setup, state, event)
+    if after.phase is not Phase.EMITTING or len(after.pending) < 2:
+        return Transition(after, commands)
+    put_back = tuple(s for s in after.pending[0].group)
+    pending = after.pending[1:]
+    after = after._replace(pending=pending, window=(*after.window, *put_back))
+    return Transition(after, (*commands[:-1], Emit(pending[0])))
+
+
+EVERYWHERE: dict[str, Transitions] = {
+    "a sample is lost": _changed(_loses_one),
+    "a sample is doubled": _changed(_doubles_one),
+    "nothing is asked for": _forgets_the_question,
+}
+"""Mutants of every obligation."""
+
+SOMEWHERE: dict[tuple[Phase, type[Event]], dict[str, Transitions]] = {
+    (Phase.FILLING, InputEnded): {
+        "the end discards a sample": machines.end_of_input_discards_the_window
+    },
+    (Phase.EMITTING, Failed): {
+        "the batch's samples are forgotten": machines.forget_the_group_of_a_failed_batch,
+    },
+    (Phase.TOTALLING, Totalled): {
+        "steps behind the quota are lost": machines.steps_behind_the_quota_lost,
+        "a step is skipped": _skips_a_step,
+    },
+    (Phase.REPORTING, Tallied): {
+        "the carry is dropped": machines.carry_dropped_at_the_end_of_input,
+        "a retired rank leaves": machines.retired_ranks_leave,
+        "a drained rank skips the counts": machines.idle_ranks_skip_the_counts,
+        "a finished rank posts no counts": machines.finished_ranks_post_no_counts,
+    },
+}
+"""Further ones: variants that the explorer knows, too."""
+
+
+def _for_every_event() -> Iterator[Obligation]:
+    for event, phases in ACCEPTED_IN.items():
+        for phase in (p for p in Phase if p in phases):
+            about = Machine(phase, event)
+            mutants = {**EVERYWHERE, **SOMEWHERE.get((phase, event), {})}
+            yield Obligation(
+                f"transition ({event.__name__} while {phase.name.lower()})",
+                "a sample in the rank's hands is in one place before and after, or leaves by the "
+                "one way out; the rank holds no more than the window; it asks for one thing",
+                _transition,
+                about,
+                {name: replace(about, transition=changed) for name, changed in mutants.items()},
+            )
+
+
+FINISHING = Machine(Phase.REPORTING, Tallied)
+
+THEOREM = Theorem(
+    promise="identity-coverage",
+    states=(
+        "Whatever happens to a rank, faults and stops included, in whatever order: every sample "
+        "that has arrived is in exactly one place, until it is filtered or emitted, once; and when "
+        "a join epoch finishes, none is held. On the way the rank never holds more than the "
+        "window, and after every event it waits for exactly one thing, which can come."
+    ),
+    assumes=(
+        "Grouping, aligning, the draw, the quota and the target keep what is said of them "
+        "(budget, alignment-succeeds, partition, quota-closure, target-envelope); any that do are "
+        "put in their place. Samples arrive one or two at a time."
+    ),
+    reasoning=(
+        "An arbitrary sample x is followed; everything else in the rank's hands is so many other "
+        "samples, in so many groups. For each event in each phase that accepts it, from any state "
+        "that satisfies the invariant, the loader's `transition` keeps the invariant, the number "
+        "of places that hold x, and the number of samples held. By induction over events both "
+        "hold in every state of every run. A rank that reports no group in a join epoch is drained "
+        "or says that it has failed or stopped, and then the decision is not to finish."
+    ),
+    leaves_out=(
+        "The numbers of steps (step-alignment is about them), and longer batches of arrivals "
+        "(each of their samples is looked at alike). That the shell emits what it is told to emit "
+        "is tested on real ranks."
+    ),
+    obligations=(
+        *_for_every_event(),
+        Obligation(
+            "finish",
+            "when a join epoch finishes, the rank holds nothing",
+            _finish,
+            FINISHING,
+            {
+                "a sample stays behind": replace(
+                    FINISHING, transition=_changed(lambda s: s._replace(window=some_samples(1)))
+                )
+            },
+        ),
+    ),
+)
