@@ -31,6 +31,8 @@ from odb.errors import (
     PeerLostError,
     PipelineError,
     SampleError,
+    TooManySkippedError,
+    WorkerLostError,
 )
 from odb.info import ODBStepInfo, pop_step_info
 from odb.loader import ODBDataLoader
@@ -61,6 +63,8 @@ __all__ = [
     "PipelineError",
     "Resource",
     "SampleError",
+    "TooManySkippedError",
+    "WorkerLostError",
     "apply",
     "default_cost",
     "default_loss_weight",

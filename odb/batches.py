@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from odb.chunks import PackedSamples, pack
+from odb.hooks import NO_HOOKS, Hooks
 from odb.info import ODBStepInfo, SampleId
 from odb.pinning import Pinner
 from spec.messages import Step
@@ -42,9 +43,11 @@ class BatchMaker:
     scaling: LossScaling
     world_size: int
     epoch: int
+    hooks: Hooks = NO_HOOKS
 
     def make(self, step: Step, ids: Sequence[SampleId], samples: list[Any]) -> Delivery:
         """The delivery of a step. `samples`: those of its group, or for an idle step the spare."""
+        self.hooks.on_batch(self.epoch, step.number)
         batch = self.collate(samples)
         if self.pinner is not None:
             batch = self.pinner.pin(batch)

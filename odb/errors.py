@@ -23,6 +23,8 @@ __all__ = [
     "PeerLostError",
     "PipelineError",
     "SampleError",
+    "TooManySkippedError",
+    "WorkerLostError",
 ]
 
 
@@ -128,13 +130,15 @@ class PeerFailedError(_FromFacts):
 
 
 class PeerLostError(_FromFacts):
-    """The connection to another rank broke during an exchange: its process has probably died."""
+    """The process of another rank is gone: `rank`, or None if it is not known which. `step` is the
+    next step that this rank's trainer would have taken."""
 
     def __init__(self, *, rank: int | None, step: int, reason: str) -> None:
         who = "another rank" if rank is None else f"rank {rank}"
+        where = "the logs of the ranks for the first that ended" if rank is None else "its log"
         super().__init__(
-            f"lost {who} before step {step}: look at the logs of the ranks for the first that "
-            f"ended. The transport says: {reason}",
+            f"lost {who} before step {step}: {reason}. Look at {where}; the job has to be started "
+            "again",
             rank=rank,
             step=step,
             reason=reason,
@@ -145,17 +149,68 @@ class PeerLostError(_FromFacts):
 
 
 class ExchangeTimeoutError(_FromFacts, TimeoutError):
-    """The other ranks did not take part in an exchange within the loader's `timeout`."""
+    """Some ranks did not take part in an exchange within the loader's `timeout`. `missing` names
+    them, and `report` says what they did; both are empty if that is not known."""
 
-    def __init__(self, *, step: int, timeout: float) -> None:
+    def __init__(
+        self, *, step: int, timeout: float, missing: tuple[int, ...] = (), report: str = ""
+    ) -> None:
+        who = f"it waits for {report}" if report else "some rank is stuck"
         super().__init__(
-            f"the exchange before step {step} was not complete after {timeout:g} s: some rank is "
-            "stuck, or does not iterate this loader. A longer `timeout` helps if it is only slow",
+            f"the exchange before step {step} was not complete after {timeout:g} s: {who}. If a "
+            "rank is only slow, a longer `timeout` helps; one that is in no epoch, or has closed "
+            "its loader, iterates it less often than the others",
             step=step,
             timeout=timeout,
+            missing=missing,
+            report=report,
         )
         self.step = step
         self.timeout = timeout
+        self.missing = missing
+        self.report = report
+
+
+class TooManySkippedError(_FromFacts):
+    """More samples failed on this rank in an epoch than `max_skipped`; the last one's error is
+    chained."""
+
+    def __init__(self, *, skipped: int, sample: object) -> None:
+        super().__init__(
+            f"sample {sample!r} failed after {skipped} others in this epoch, which is all that "
+            "max_skipped allows: look at stats.filtered for what is wrong with them",
+            skipped=skipped,
+            sample=sample,
+        )
+        self.skipped = skipped
+        self.sample = sample
+
+
+class WorkerLostError(_FromFacts):
+    """A worker process of the DataLoader ended by itself: `worker` is its number, if that is known,
+    `signal` the name of the signal that killed it, if one did."""
+
+    def __init__(
+        self, *, worker: int | None, pid: int | None, signal: str | None, exit_code: int | None
+    ) -> None:
+        name = "a worker" if worker is None else f"worker {worker}"
+        process = "" if pid is None else f" (pid {pid})"
+        how = "ended by itself" if exit_code is None else f"ended with exit code {exit_code}"
+        if signal is not None:
+            how = f"was killed by {signal}"
+        hint = ": the system may have run out of memory" if signal == "SIGKILL" else ""
+        super().__init__(
+            f"{name}{process} of the DataLoader {how}{hint}. Look at the system log, try fewer "
+            "workers, or run with num_workers=0 to see what fails",
+            worker=worker,
+            pid=pid,
+            signal=signal,
+            exit_code=exit_code,
+        )
+        self.worker = worker
+        self.pid = pid
+        self.signal = signal
+        self.exit_code = exit_code
 
 
 TERM_NAMES = {

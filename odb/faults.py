@@ -13,9 +13,12 @@ from odb.errors import (
     PeerLostError,
     PipelineError,
     SampleError,
+    TooManySkippedError,
+    WorkerLostError,
 )
 from odb.info import SampleId
 from odb.transport import LinkBroken, LinkTimeout, Transport
+from odb.watch.status import Late, report
 from spec.messages import AbortedBy, Lost, Mismatched, Outcome
 
 
@@ -55,7 +58,7 @@ class FaultLog:
             case Mismatched(term, low, high):
                 return MismatchError(term=term, low=low, high=high)
             case Lost(_) if isinstance(self._broken, LinkTimeout):
-                return ExchangeTimeoutError(step=step, timeout=self._timeout)
+                return timed_out(step, self._timeout, self._broken.late)
             case Lost(lost_rank):
                 return PeerLostError(rank=lost_rank, step=step, reason=str(self._broken))
             case _:
@@ -70,9 +73,16 @@ class FaultLog:
         return failure
 
 
+def timed_out(step: int, timeout: float, late: Sequence[Late]) -> ExchangeTimeoutError:
+    """The error for an exchange that was not complete in time, because of these ranks."""
+    missing = tuple(entry.rank for entry in late)
+    text = report(late) if late else ""
+    return ExchangeTimeoutError(step=step, timeout=timeout, missing=missing, report=text)
+
+
 def _summary(error: BaseException) -> str:
     if isinstance(error, SampleError):
         return f"sample {error.sample_id!r}: {error.summary}"
-    if isinstance(error, BatchError):
+    if isinstance(error, BatchError | TooManySkippedError | WorkerLostError):
         return str(error)
     return f"{type(error).__name__}: {error}"

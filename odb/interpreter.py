@@ -9,7 +9,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import Protocol
 
-from odb.transport import LinkBroken, Transport
+from odb.observer import NOBODY, Observer
+from odb.transport import LinkBroken, LinkLost, Transport
 from spec.exchange import decode, encode
 from spec.messages import (
     Arrived,
@@ -43,7 +44,8 @@ COUNT_FIELDS = len(Counts._fields)
 
 
 class Shell(Protocol):
-    """The effects of one rank's commands. `pull` and `emit` may raise: that is `Failed`."""
+    """The effects of one rank's commands. `pull` and `emit` may raise: that is `Failed`, or with
+    LinkBroken `PeerLost`."""
 
     def pull(self, first_seq: int, limit: int) -> tuple[Sample, ...] | None:
         """Up to `limit` samples numbered from `first_seq`; empty at the end of the input; None if
@@ -82,31 +84,52 @@ class Shell(Protocol):
 
 
 class Interpreter:
-    """Runs one rank through one epoch."""
+    """Runs one rank through one epoch, under the eyes of an observer."""
 
-    def __init__(self, setup: Setup, epoch: int, shell: Shell, transport: Transport) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        epoch: int,
+        shell: Shell,
+        transport: Transport,
+        observer: Observer = NOBODY,
+    ) -> None:
         self._setup = setup
         self._shell = shell
         self._transport = transport
+        self._observer = observer
         self.state, self._commands = start(setup, epoch)
 
     def run(self) -> None:
         """Perform commands until the epoch has ended. Every other command but the last asks for
         exactly one event, and it is the last of its transition."""
+        try:
+            self._observer.began(self.state, self._commands)
+            self._run()
+        except BaseException as error:
+            self._observer.crashed(error)
+            raise
+        self._observer.ended()
+
+    def _run(self) -> None:
         while self._commands:
             event = self._perform_all()
             if event is None:
                 return
             self.state, self._commands = transition(self._setup, self.state, event)
+            self._observer.fed(event, self.state, self._commands)
 
     def _perform_all(self) -> Event | None:
         event: Event | None = None
         for command in self._commands:
+            self._observer.performs(command)
+            self._transport.activity.begin(command, self.state)
             try:
                 event = self._perform(command)
             except LinkBroken as error:
+                self._observer.failed(error)
                 self._shell.lost(error)
-                return PeerLost(None)
+                return PeerLost(error.rank if isinstance(error, LinkLost) else None)
         return event
 
     def _perform(self, command: Command) -> Event | None:
@@ -137,7 +160,10 @@ class Interpreter:
     def _pull(self, limit: int) -> Event:
         try:
             samples = self._shell.pull(self.state.arrived, limit)
+        except LinkBroken:
+            raise
         except BaseException as error:  # in a thread, nobody else would tell the other ranks
+            self._observer.failed(error)
             self._shell.failed(error)
             return Failed()
         if samples is None:
@@ -147,7 +173,10 @@ class Interpreter:
     def _emit(self, step: Step) -> Event:
         try:
             return Emitted() if self._shell.emit(step) else Closed()
+        except LinkBroken:
+            raise
         except BaseException as error:
+            self._observer.failed(error)
             self._shell.failed(error)
             return Failed()
 

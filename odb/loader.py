@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,16 +17,19 @@ from odb.batches import BatchMaker, CollateFn, LossScaling
 from odb.collate import PadCollate
 from odb.costs import CostFn, CostModel, Resource
 from odb.errors import ConfigError
+from odb.hooks import NO_HOOKS, HookedObserver, hooks_of
 from odb.info import ODBStepInfo, attach_step_info
 from odb.interpreter import Interpreter
+from odb.observer import NOBODY, Observer
 from odb.outbox import Outbox
 from odb.pinning import Pinner
-from odb.session import Session, StepIterator
+from odb.session import OnPeerLost, Session, StepIterator
 from odb.sharding import Sharded
 from odb.shell import LoaderShell, Ports, ShellOptions
 from odb.source import LARGEST_CHUNK, ReadOptions, Source
 from odb.stats import LoaderStats
-from odb.transport import GroupChoice, connect
+from odb.tracing.recorder import Recorder, TraceFolder
+from odb.transport import GroupChoice, WatchOptions, connect, global_rank
 from spec.config import Budget, Config, CostRule, Idle, Mode
 from spec.rank import Setup
 
@@ -62,6 +67,8 @@ class _Plan:
     group: GroupChoice
     prefetch: int
     pin: bool
+    watch: WatchOptions
+    on_peer_lost: OnPeerLost | None
 
 
 class ODBDataLoader:
@@ -103,9 +110,17 @@ class ODBDataLoader:
     group: the ranks to align: "world", a process group, or None for this rank by itself.
     timeout: seconds after which an exchange fails that some rank takes no part in. A pause of the
         trainer (a checkpoint, an evaluation) counts, so be generous.
+    warn_after: seconds of waiting in an exchange after which a warning says which ranks are late
+        and what they do (logger "odb"; again after twice as long, and so on); None: never.
+    on_peer_lost: called with a `PeerLostError` when the process of another rank is gone, once for
+        each, at once and in a thread of its own: the trainer may be stuck in a collective with
+        that rank. What it raises is logged.
     on_error: what to do with a sample that cannot be read or measured: "raise": all ranks stop at
         the same step, and say which sample; "skip": it is listed in `stats.filtered`.
+    max_skipped: with "skip", most such samples of a rank in an epoch; the next one is raised.
     prefetch: batches made ahead of the trainer. pin_memory: put them into page-locked memory.
+    trace_dir: an empty folder, the same on all ranks, into which each rank records what its state
+        machine does; `odb trace check` replays it (see docs/TRACES.md).
 
     chunk: samples of a message from a worker; default: 64, or a quarter of a smaller window.
 
@@ -135,11 +150,15 @@ class ODBDataLoader:
         group: GroupChoice = "world",
         seed: int = 0,
         timeout: float = 1800.0,
+        warn_after: float | None = 60.0,
+        on_peer_lost: OnPeerLost | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        max_skipped: int | None = None,
         prefetch: int = 2,
         pin_memory: bool = False,
         sharded: Sharded = False,
         chunk: int | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
         **dataloader_options: Any,
     ) -> None:
         workers = _worker_options(dataloader_options, num_workers)
@@ -154,6 +173,11 @@ class ODBDataLoader:
         _check_order(dataset, shuffle, sampler)
         if timeout <= 0 or prefetch < 1:
             raise ConfigError(f"timeout ({timeout}) and prefetch ({prefetch}) must be positive")
+        if warn_after is not None and not warn_after > 0:
+            raise ConfigError(f"warn_after must be positive, or None for never, not {warn_after}")
+        if on_peer_lost is not None and not callable(on_peer_lost):
+            raise ConfigError(f"on_peer_lost must be a function, not {on_peer_lost!r}")
+        _check_skipping(on_error_is_skip, max_skipped)
         budget = Budget(
             tokens=token_budget,
             rule=CostRule.SUMMED if packed else CostRule.PADDED,
@@ -188,13 +212,16 @@ class ODBDataLoader:
                 chunk=_chunk_size(chunk, window),
                 workers=workers,
             ),
-            shell=ShellOptions(budget, on_error_is_skip, timeout),
+            shell=ShellOptions(budget, on_error_is_skip, timeout, max_skipped),
             collate=collate,
             scaling=scaling,
             group=group,
             prefetch=prefetch,
             pin=pin_memory,
+            watch=WatchOptions(warn_after),
+            on_peer_lost=on_peer_lost,
         )
+        self._traces = None if trace_dir is None else TraceFolder(trace_dir)
         self.dataset = dataset
         self._epoch = 0
         self._stats = LoaderStats(epoch=0)
@@ -221,29 +248,39 @@ class ODBDataLoader:
         session.finish_epoch()
         plan, epoch = self._plan, self._epoch
         seat = session.transport.seat
+        hooks = hooks_of(global_rank())
+        setup = Setup(plan.config, seat.rank, seat.world_size)
+        divided = plan.read.sampler is None
+        trace = None if self._traces is None else self._traces.open(setup, epoch, divided)
         self._stats = LoaderStats(epoch=epoch)
         outbox: Outbox[Any] = Outbox(plan.prefetch)
         pinner = Pinner.for_this_thread() if plan.pin else None
         shell = LoaderShell(
             Ports(
-                stream=source.open(epoch),
+                stream=source.open(epoch, hooks),
                 transport=session.transport,
                 outbox=outbox,
-                batches=BatchMaker(plan.collate, pinner, plan.scaling, seat.world_size, epoch),
+                batches=BatchMaker(
+                    plan.collate, pinner, plan.scaling, seat.world_size, epoch, hooks
+                ),
                 stats=self._stats,
             ),
             plan.shell,
         )
-        setup = Setup(plan.config, seat.rank, seat.world_size)
+        observer: Observer = NOBODY if trace is None else Recorder(trace, shell.sample_ids)
+        if hooks is not NO_HOOKS:
+            observer = HookedObserver(observer, hooks)
+        interpreter = Interpreter(setup, epoch, shell, session.transport, observer)
         self._epoch = epoch + 1
-        session.begin(Interpreter(setup, epoch, shell, session.transport), shell, outbox)
-        return StepIterator(outbox, self)
+        session.begin(interpreter, shell, outbox)
+        return StepIterator(outbox, self, partial(hooks.on_step, epoch))
 
     def _connect(self) -> tuple[Session, Source]:
         if self._session is None or self._source is None:
-            transport = connect(self._plan.group, self._plan.shell.timeout)
+            plan = self._plan
+            transport = connect(plan.group, plan.shell.timeout, plan.watch)
             self._source = Source(self.dataset, self._plan.costs, self._plan.read, transport.seat)
-            self._session = Session(transport)
+            self._session = Session(transport, plan.shell.timeout, plan.on_peer_lost)
             self._finalizer = weakref.finalize(self, Session.close, self._session)
             self._finalizer.atexit = False  # session.py sees to that
         return self._session, self._source
@@ -319,6 +356,15 @@ def _chunk_size(chunk: int | None, window: int) -> int:
     if chunk < 1:
         raise ConfigError(f"chunk must be a whole number from 1, not {chunk}")
     return chunk
+
+
+def _check_skipping(skip: bool, most: int | None) -> None:
+    if most is None:
+        return
+    if not skip:
+        raise ConfigError('max_skipped limits on_error="skip": pass that with it')
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise ConfigError(f"max_skipped must be a whole number from 0, or None, not {most!r}")
 
 
 def _check_order(dataset: Any, shuffle: bool | None, sampler: Any) -> None:

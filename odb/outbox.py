@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 class Outbox(Generic[T]):
     """Holds up to `capacity` items. The producer ends it, with an error or without; the consumer
-    may close it at any time, and then nothing that is put into it is kept."""
+    may close it at any time, and then nothing that is put into it is kept. `taken`: how many items
+    the consumer has had."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -22,6 +23,8 @@ class Outbox(Generic[T]):
         self._error: BaseException | None = None
         self._unheard: BaseException | None = None
         self._failed = False
+        self._dropped = False
+        self.taken = 0
 
     @property
     def closed(self) -> bool:
@@ -29,10 +32,13 @@ class Outbox(Generic[T]):
         return self._closed
 
     def put(self, item: T) -> bool:
-        """Add an item; wait while the queue is full. False if the consumer has closed it."""
+        """Add an item; wait while the queue is full. False if the consumer has closed it, or it
+        has failed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
-            if self._closed:
+            self._changed.wait_for(
+                lambda: self._closed or self._dropped or len(self._items) < self._capacity
+            )
+            if self._closed or self._dropped:
                 return False
             self._items.append(item)
             self._changed.notify_all()
@@ -53,6 +59,21 @@ class Outbox(Generic[T]):
             self._failed = self._failed or error is not None
             return not late
 
+    def fail(self, error: BaseException) -> list[T]:
+        """Give the consumer the error instead of what is queued; returns what it will not get."""
+        with self._changed:
+            dropped = list(self._items)
+            self._items.clear()
+            self._dropped = True
+            if self._closed:
+                self._unheard = self._unheard or error
+            elif not self._failed and (dropped or not self._finished):
+                self._finished = True
+                self._error = error
+            self._failed = True
+            self._changed.notify_all()
+            return dropped
+
     @property
     def unheard(self) -> BaseException | None:
         """The error that the consumer has not been given: it came too late, or the consumer closed
@@ -65,6 +86,7 @@ class Outbox(Generic[T]):
             self._changed.wait_for(lambda: self._items or self._finished or self._closed)
             if self._items:
                 item = self._items.popleft()
+                self.taken += 1
                 self._changed.notify_all()
                 return item
             error, self._error = self._error, None

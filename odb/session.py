@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import multiprocessing.util
+import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from odb.batches import Delivery
+from odb.errors import ODBError, PeerLostError
+from odb.faults import timed_out
 from odb.info import ODBStepInfo
 from odb.interpreter import Interpreter
 from odb.outbox import Outbox
 from odb.shell import LoaderShell
 from odb.transport import Transport
+from odb.watch.status import Doing
+from odb.watch.verdict import LostRank, Overdue, Verdict
+
+logger = logging.getLogger("odb")
 
 EXIT_GRACE_S = 2.0
 """How long the interpreter's exit waits for a loader to tell its peers that it stops."""
+
+BROKEN_GRACE_S = 1.0
+"""How long an epoch may still take that cannot go on, as a rank is lost or stuck: this rank's own
+driver may be stuck in the dataset."""
+
+OnPeerLost = Callable[[PeerLostError], None]
 
 
 class Driver:
@@ -43,6 +58,19 @@ class Driver:
         """How the epoch failed, if the trainer had left it and was not told."""
         return self._outbox.unheard
 
+    @property
+    def next_step(self) -> int:
+        """The step that the trainer would take next."""
+        return self._outbox.taken
+
+    def drop_steps(self, error: BaseException) -> None:
+        """Give the trainer this error at once, instead of what is queued."""
+        self._shell.drop(self._outbox.fail(error))
+
+    def finish(self, error: BaseException) -> None:
+        """Give the trainer this error behind what is queued."""
+        self._outbox.finish(error)
+
     def stop(self) -> None:
         """Tell the protocol that the trainer takes no more steps; does not wait."""
         self._outbox.close()
@@ -58,12 +86,16 @@ class StepIterator(Iterator[tuple[Any, ODBStepInfo]]):
     """Yields an epoch's (batch, info) pairs. Dropping it before its end closes the epoch: this
     rank's next report says so, and the epoch ends on all ranks at the same step."""
 
-    def __init__(self, outbox: Outbox[Delivery], loader: object) -> None:
+    def __init__(
+        self, outbox: Outbox[Delivery], loader: object, on_step: Callable[[int], None]
+    ) -> None:
         self._outbox = outbox
+        self._on_step = on_step
         # `for batch in ODBDataLoader(...)` holds nothing but this iterator.
         self._loader = loader
 
     def __next__(self) -> tuple[Any, ODBStepInfo]:
+        self._on_step(self._outbox.taken)
         delivery = self._outbox.take()
         if delivery is None:
             raise StopIteration
@@ -80,10 +112,58 @@ class StepIterator(Iterator[tuple[Any, ODBStepInfo]]):
 class Session:
     """What a loader holds between epochs: its exchange and the driver of its latest epoch."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(
+        self, transport: Transport, timeout: float, on_peer_lost: OnPeerLost | None = None
+    ) -> None:
         self.transport = transport
+        self._timeout = timeout
+        self._on_peer_lost = on_peer_lost
         self._driver: Driver | None = None
+        self._broken: ODBError | None = None
         _OPEN.add(self)
+        _close_all_at_exit()
+        transport.listen(self._hear)
+
+    def _hear(self, verdict: Verdict) -> None:
+        """The exchange is found to be broken. Called in the thread of the watch, so that the
+        trainer hears of it whatever the driver is doing."""
+        driver = self._driver
+        step = 0 if driver is None else driver.next_step
+        match verdict:
+            case LostRank(rank, reason):
+                lost = PeerLostError(rank=rank, step=step, reason=reason)
+                self._report(lost)
+                self._broken = self._broken or lost
+                if driver is not None:
+                    driver.drop_steps(lost)
+                if self._on_peer_lost is not None:
+                    self._on_peer_lost(lost)
+            case Overdue(late):
+                self._broken = self._broken or timed_out(step, self._timeout, late)
+                # A driver that reads has handed over all steps that the ranks have agreed on. Any
+                # other finds out by itself when it comes to its next exchange.
+                if driver is not None and self._doing is Doing.PULLING:
+                    driver.finish(self._broken)
+
+    @property
+    def _doing(self) -> Doing:
+        return self.transport.activity.seen.status.doing
+
+    def _report(self, lost: PeerLostError) -> None:
+        status = self.transport.activity.seen.status
+        level = logging.ERROR if self._broken is None else logging.INFO
+        logger.log(
+            level,
+            "odb: lost rank %s: %s. Rank %d (epoch %d, round %d, step %d) was last: %s. Its "
+            "trainer gets a PeerLostError in place of its next step",
+            lost.rank,
+            lost.reason,
+            self.transport.seat.rank,
+            status.epoch,
+            status.round,
+            lost.step,
+            status.sentence(),
+        )
 
     def begin(self, interpreter: Interpreter, shell: LoaderShell, outbox: Outbox[Delivery]) -> None:
         """Start driving an epoch. The one before must have ended."""
@@ -92,12 +172,15 @@ class Session:
     def finish_epoch(self, timeout: float | None = None) -> bool:
         """Stop the epoch if it still runs, and wait until all ranks have agreed on its end.
 
-        Raises the error of an epoch that failed after this rank's trainer had left it.
+        Raises the error of an epoch that failed after this rank's trainer had left it, and that
+        of an exchange that is broken if this rank's driver does not come back.
         """
         if self._driver is None:
             return True
         self._driver.stop()
-        if not self._driver.join(timeout):
+        if not self._driver.join(timeout if self._broken is None else BROKEN_GRACE_S):
+            if self._broken is not None:
+                raise self._broken
             return False
         driver, self._driver = self._driver, None
         if driver.unheard_error is not None:
@@ -125,9 +208,21 @@ class Session:
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+_AT_EXIT_OF: list[int] = []
+"""The processes, this one and those that it was forked from, that close their loaders at exit."""
+
+
+def _close_all_at_exit() -> None:
+    """Processes of `multiprocessing` do not run what `atexit` knows, and a forked one does not
+    inherit what is registered for its end."""
+    if os.getpid() not in _AT_EXIT_OF:
+        _AT_EXIT_OF.append(os.getpid())
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=100)
 
 
 @atexit.register
 def _close_all() -> None:
+    """Leave no rank in doubt: one that ends in the middle of an epoch says nothing, and is lost."""
     for session in list(_OPEN):
-        session._finished(EXIT_GRACE_S)
+        if session._finished(EXIT_GRACE_S):
+            session.transport.say_bye()

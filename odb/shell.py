@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from odb.batches import BatchMaker, Delivery, Spare
-from odb.errors import BatchError
+from odb.errors import BatchError, SampleError, TooManySkippedError
 from odb.faults import FaultLog
 from odb.info import SampleId
 from odb.outbox import Outbox
@@ -36,12 +37,13 @@ class Ports:
 
 @dataclass(frozen=True)
 class ShellOptions:
-    """skip_failed: list samples that fail instead of failing with them. timeout: seconds, only
-    for the message when an exchange has timed out."""
+    """skip_failed: list samples that fail instead of failing with them, up to `most_skipped` of
+    them. timeout: seconds, only for the message when an exchange has timed out."""
 
     budget: Budget
     skip_failed: bool
     timeout: float
+    most_skipped: int | None = None
 
 
 class LoaderShell:
@@ -55,18 +57,20 @@ class LoaderShell:
         self._spare: Spare | None = None
         self._faults = FaultLog(ports.transport, options.timeout)
         self._last_round = -1
+        self._skipped = 0
 
     # ------------------------------------------------------------ samples in
 
     def pull(self, first_seq: int, limit: int) -> tuple[Sample, ...] | None:
         if self._ports.outbox.closed:
             return None
+        self._ports.transport.check()
         entries = (self._waiting or self._ports.stream.pull(limit))[:limit]
         self._waiting = self._waiting[limit:]
         for i, entry in enumerate(entries):
-            if entry.error is not None and not self._options.skip_failed:
+            if entry.error is not None and not self._may_skip():
                 if i == 0:
-                    raise entry.error
+                    raise self._failure(entry.error)
                 # What arrived before the failure goes first; the failure is the next pull's.
                 self._waiting = entries[i:] + self._waiting
                 entries = entries[:i]
@@ -76,6 +80,21 @@ class LoaderShell:
             self._contents[seq] = entry
             samples.append(Sample(seq, *entry.measured))
         return tuple(samples)
+
+    def _may_skip(self) -> bool:
+        """Whether one more sample that failed is let go of; counts it then."""
+        most = self._options.most_skipped
+        if not self._options.skip_failed or (most is not None and self._skipped >= most):
+            return False
+        self._skipped += 1
+        return True
+
+    def _failure(self, error: SampleError) -> Exception:
+        if not self._options.skip_failed:
+            return error
+        failure = TooManySkippedError(skipped=self._skipped, sample=error.sample_id)
+        failure.__cause__ = error
+        return failure
 
     def filter(self, sample: Sample) -> None:
         entry = self._contents.pop(sample.seq)
@@ -96,6 +115,10 @@ class LoaderShell:
         if self._spare is None:
             self._spare = Spare(packed)
 
+    def sample_ids(self, seqs: Sequence[int]) -> list[SampleId]:
+        """What the dataset calls samples that are still held."""
+        return [self._contents[seq].sample_id for seq in seqs]
+
     # ------------------------------------------------------------ steps out
 
     def emit(self, step: Step) -> bool:
@@ -109,7 +132,10 @@ class LoaderShell:
             delivery = self._ports.batches.make(step, ids, samples)
         except Exception as error:
             raise BatchError(ids, error) from error
+        self._ports.transport.activity.hand_over()
         if not self._ports.outbox.put(delivery):
+            if not self._ports.outbox.closed:
+                self._ports.transport.check()
             return False
         self._count(step)
         for sample in step.group:
@@ -129,6 +155,11 @@ class LoaderShell:
         stats.padded_tokens += batch_cost(budget, load_of_group(step.group))
         if len(step.group) == 1 and oversize(budget, step.group[0]):
             stats.oversize.append(self._contents[step.group[0].seq].sample_id)
+
+    def drop(self, deliveries: list[Delivery]) -> None:
+        """Steps that were handed over will not be taken."""
+        for delivery in deliveries:
+            self._ports.stats.undelivered.extend(delivery.info.sample_ids)
 
     def retire(self) -> None:
         self._ports.stats.complete = True

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -12,8 +16,10 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from odb.chunks import PackedSamples, pack
 from odb.costs import CostModel, Measured
 from odb.errors import ConfigError, SampleError
+from odb.hooks import NO_HOOKS, Hooks
 from odb.info import SampleId
 from odb.sharding import Fetched, Seat, Sharded, ShardSampler, reader_for, sample_error
+from odb.workers import WorkerReader, spare_the_trainer
 
 LARGEST_CHUNK = 64
 """Samples of a message between processes: enough to make its fixed cost small for each."""
@@ -49,6 +55,7 @@ class ChunkMaker:
     """The inner DataLoader's collate function: measures and packs what a worker has read."""
 
     costs: CostModel
+    hooks: Hooks = NO_HOOKS
 
     def __call__(self, fetched: Sequence[Fetched]) -> Chunk:
         measured: list[Measured] = []
@@ -58,6 +65,7 @@ class ChunkMaker:
             result = Measured(0, 0, ())
             if error is None:
                 try:
+                    self.hooks.on_sample(item.sample_id)
                     result = self.costs.measure(item.sample)
                 except Exception as raised:
                     error = sample_error(item.sample_id, raised)
@@ -101,42 +109,71 @@ class Source:
                 self._epoch_setters.append(sampler.set_epoch)
             if hasattr(dataset, "set_epoch"):
                 self._epoch_setters.append(dataset.set_epoch)
-        self._loader: DataLoader[Any] = DataLoader(
-            reader,
-            batch_size=options.chunk,
-            sampler=sampler,
-            collate_fn=ChunkMaker(costs),
-            **options.workers,
+        self._make = partial(
+            DataLoader, reader, batch_size=options.chunk, sampler=sampler, **options.workers
         )
+        self._maker = ChunkMaker(costs)
+        self._loader: DataLoader[Any] = self._make(collate_fn=self._maker)
+        self._workers: list[BaseProcess] = []
+        self._reader: WorkerReader[Chunk] | None = None
 
-    def open(self, epoch: int) -> Stream:
+    def open(self, epoch: int, hooks: Hooks = NO_HOOKS) -> Stream:
         """Start reading an epoch. Call it in the main thread: there PyTorch watches its workers,
         and a fork is safest."""
         for set_epoch in self._epoch_setters:
             set_epoch(epoch)
-        return Stream(iter(self._loader))
+        lost = self._reader is not None and self._reader.lost
+        if lost or hooks != self._maker.hooks:
+            self._maker = replace(self._maker, hooks=hooks)
+            self._loader = self._make(collate_fn=self._maker)
+        if not self._loader.num_workers:
+            return Stream(iter(self._loader))
+        before = mp.active_children()
+        chunks = iter(self._loader)
+        started = [process for process in mp.active_children() if process not in before]
+        if started:  # else they are those of the last epoch
+            self._workers = sorted(started, key=_number)
+        # More of them: others were started at the same time, and it is not known which are whose.
+        known = len(self._workers) == self._loader.num_workers
+        self._reader = WorkerReader(chunks, self._workers if known else [])
+        spare_the_trainer()
+        return Stream(chunks, self._reader)
+
+
+def _number(process: BaseProcess) -> list[int]:
+    """The order in which processes were started: the names that Python gives them count them."""
+    return [int(part) for part in re.findall(r"\d+", process.name)]
 
 
 class Stream:
-    """The samples of one epoch, in an order that does not depend on timing."""
+    """The samples of one epoch, in an order that does not depend on timing. With workers a reader
+    gets the chunks."""
 
-    def __init__(self, chunks: Iterator[Chunk]) -> None:
-        self._chunks: Iterator[Chunk] | None = chunks
+    def __init__(self, chunks: Iterator[Chunk], reader: WorkerReader[Chunk] | None = None) -> None:
+        self._chunks: Iterator[Chunk] | None = chunks if reader is None else None
+        self._reader = reader
         self._buffer: deque[Entry] = deque()
 
     def pull(self, limit: int) -> list[Entry]:
         """At least one and at most `limit` samples; none at the end of the epoch."""
         while not self._buffer:
-            chunk = None if self._chunks is None else next(self._chunks, None)
+            chunk = self._next()
             if chunk is None:
                 self.close()
                 return []
             self._buffer.extend(chunk.unpack())
         return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
 
+    def _next(self) -> Chunk | None:
+        if self._reader is not None:
+            return self._reader.next()
+        return None if self._chunks is None else next(self._chunks, None)
+
     def close(self) -> None:
         """Let go of the iterator: workers that do not persist end with it."""
-        self._chunks = None
+        reader, self._reader, self._chunks = self._reader, None, None
+        if reader is not None:
+            reader.close()
         self._buffer.clear()
 
 

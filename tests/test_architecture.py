@@ -23,6 +23,8 @@ MAY_IMPORT = {
     "odb": {"spec", "model_check", "proofs"},
 }
 LAZY_ONLY = {"odb": {"model_check", "proofs"}}
+LAZILY_IMPORTED = ("verification", "tracing")
+"""Folders in `odb` that are imported when they are asked for (of `tracing`, the checking half)."""
 
 
 def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
@@ -47,8 +49,19 @@ def test_dependencies_point_one_way(package: str) -> None:
         ours = imports(path) & set(PACKAGES) - {package}
         assert ours <= MAY_IMPORT[package], path
         eager = imports(path, top_level_only=True)
-        lazily_imported_itself = path.parent.name == "verification"  # by odb.cli.verify
+        lazily_imported_itself = path.parent.name in LAZILY_IMPORTED
         assert lazily_imported_itself or not eager & LAZY_ONLY.get(package, set()), path
+
+
+def test_importing_odb_loads_no_checker() -> None:
+    code = (
+        "import sys, odb, odb.cli, odb.tracing; "
+        "print([m for m in sys.modules if m.partition('.')[0] in ('model_check', 'proofs')])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"
 
 
 def test_the_core_imports_pure_standard_library_only() -> None:

@@ -155,3 +155,18 @@ def test_a_bad_option_ends_with_2_and_a_message(arguments: list[str], message: s
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_recording_is_measured_in_pairs_and_the_trace_is_of_the_run() -> None:
+    options = ("--samples", 300, "--window", 64, "--workers", 0, "--repeats", 2, "--ranks", "1,2")
+    content = as_json("trace", *options)
+    assert [result["ranks"] for result in content["results"]] == [1, 2]
+    for result in content["results"]:
+        assert len(result["ratios"]) == 2
+        assert result["samples"] == 300 / result["ranks"]
+        assert 0 < result["recording_share"] < 1
+        assert 10 < result["bytes"] / result["samples"] < 200
+    assert "recording traces of 300 samples" in invoke("trace", *options[:-1], 1).stdout

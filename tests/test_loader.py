@@ -567,7 +567,11 @@ ERRORS = [
     odb.PipelineError(rank=1, step=2, reason="x", lost=(3,)),
     odb.PeerFailedError(rank=1, step=2, reason="x"),
     odb.PeerLostError(rank=None, step=2, reason="x"),
+    odb.PeerLostError(rank=3, step=2, reason="x"),
     odb.ExchangeTimeoutError(step=2, timeout=3.0),
+    odb.ExchangeTimeoutError(step=2, timeout=3.0, missing=(1, 4), report="rank 1: late"),
+    odb.TooManySkippedError(skipped=3, sample=7),
+    odb.WorkerLostError(worker=1, pid=17, signal="SIGKILL", exit_code=-9),
     odb.MismatchError(term="window", low=1, high=2),
     odb.SampleError(5, 1, "summary", "details"),
 ]

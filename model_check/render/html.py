@@ -13,7 +13,7 @@ from itertools import groupby
 from model_check.render import words
 from model_check.render.cards import moments
 from model_check.render.effects import Kind
-from model_check.render.story import Told, in_short, told, what_is_wrong
+from model_check.render.story import Told, told, what_is_wrong
 from model_check.render.text import READING, as_text, header
 from model_check.render.trace import Trace
 
@@ -21,14 +21,11 @@ from model_check.render.trace import Trace
 def as_html(trace: Trace) -> str:
     """The whole page. Without JavaScript it shows the same trace as text."""
     says = words.PROMISES.get(trace.promise, "")
-    first, *explained = what_is_wrong(trace)
     values = {
+        "KICKER": "odb counterexample" if trace.promise else "odb trace",
         "TITLE": escape(trace.title),
-        "PROMISE": escape(trace.promise),
-        "SAYS": escape(says),
-        "SHORT": escape(in_short(trace)),
-        "EXPLANATION": _paragraphs(explained if says else [first, *explained]),
-        "WORLD": _rows(header(trace)[2:]),
+        "VERDICT": _verdict(trace, says) if trace.promise else "",
+        "WORLD": _rows(header(trace)[2 if trace.promise else 0 :]),
         "READING": escape(READING),
         "TEXT": escape(as_text(trace)),
         "DATA": _embedded(_data(trace)),
@@ -37,6 +34,16 @@ def as_html(trace: Trace) -> str:
     }
     # One pass, so that nothing within a value is taken for a place to fill.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: values[match[1]], _part("page.html"))
+
+
+def _verdict(trace: Trace, says: str) -> str:
+    """What is wrong, above everything else."""
+    first, *explained = what_is_wrong(trace)
+    return (
+        '<section class="verdict" aria-label="What is wrong">\n<p class="promise"><strong>Broken '
+        f"promise: {escape(trace.promise)}</strong> <span>{escape(says)}</span></p>\n"
+        f"{_paragraphs(explained if says else [first, *explained])}\n</section>"
+    )
 
 
 def _part(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A trace as a Mermaid sequence diagram: who sends what to whom, down to the broken promise."""
+"""A trace as a Mermaid sequence diagram: who sends what to whom, down to what broke (if it did)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def as_mermaid(trace: Trace) -> str:
         lines += map(_effect, step.effects)
         if step.error is not None:
             lines.append(_note("B0", EXCHANGE, f"this raises {step.error}"))
-    broken = f"BROKEN: {trace.promise}: {in_short(trace)}"
-    lines.append(_note("B0", GRADIENT, broken))
+    if trace.promise:
+        broken = f"BROKEN: {trace.promise}: {in_short(trace)}"
+        lines.append(_note("B0", GRADIENT, broken))
     head, *rest = lines
     return "\n".join([head, *(f"    {line}" for line in rest)]) + "\n"
 

@@ -51,7 +51,7 @@ def told(trace: Trace) -> tuple[Told, ...]:
                 sentence=sentence(trace.world, Change(before, action, after)),
                 effects=tuple(found),
                 error=words.plain(trace.text) if after is None else None,
-                last=i + 1 == len(trace.actions),
+                last=bool(trace.promise) and i + 1 == len(trace.actions),
             )
         )
     return tuple(steps)

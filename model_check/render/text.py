@@ -35,19 +35,20 @@ def as_text(trace: Trace) -> str:
         lines += _wrapped(rank, "  ", "  ")
         for fact in facts:
             lines += _wrapped(fact, "  - ", "    ")
-    lines += ["", "What is wrong", "-------------"]
-    for line in what_is_wrong(trace):
+    if trace.promise:
+        lines += ["", "What is wrong", "-------------"]
+    for line in what_is_wrong(trace) if trace.promise else ():
         lines += _wrapped(line, "  ", "    " if line.startswith("- ") else "  ")
     return "\n".join(lines) + "\n"
 
 
 def header(trace: Trace) -> tuple[tuple[str, str], ...]:
-    """What fell, and where."""
+    """What fell (if anything did), and where."""
     says = words.PROMISES.get(trace.promise)
     promise = f"{trace.promise}: {says}" if says else trace.promise
+    fell = (("broken promise", promise), ("what broke", in_short(trace)))
     return (
-        ("broken promise", promise),
-        ("what broke", in_short(trace)),
+        *(fell if trace.promise else ()),
         *words.setting(trace.world, trace.states[0]),
         ("length", words.many(len(trace.actions), "action")),
     )

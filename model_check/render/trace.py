@@ -15,9 +15,10 @@ from spec.world import Action, Exchange, Gradient, State, World
 
 @dataclass(frozen=True)
 class Trace:
-    """title: what was explored. promise, text: what broke, and how. `actions[i]` leads from
-    `states[i]` to `states[i + 1]`; if there is no such state, that last action raised. repeats:
-    where the run can go round for ever, the number of the state to which it comes back."""
+    """title: what was explored. promise, text: what broke, and how (empty: nothing did).
+    `actions[i]` leads from `states[i]` to `states[i + 1]`; if there is no such state, that last
+    action raised. repeats: where the run can go round for ever, the number of the state to which
+    it comes back."""
 
     title: str
     promise: str

@@ -11,6 +11,7 @@ from rich.table import Table
 from odb.bench.grouping import GroupingBench, GroupingResult
 from odb.bench.loader import UNCHUNKED_PART, LoaderBench, LoaderResult
 from odb.bench.rounds import RoundBench, RoundResult
+from odb.bench.tracing import TraceBench, TraceResult
 from odb.planning.report import new_figure, save_figure
 
 
@@ -82,6 +83,32 @@ def grouping_table(results: Sequence[GroupingResult], bench: GroupingBench) -> T
             f"{r.groups_out:,}",
             f"{r.median_ms:.2f}",
             f"{r.us_per_sample:.2f}",
+        )
+    return table
+
+
+def trace_table(results: Sequence[TraceResult], bench: TraceBench) -> Table:
+    """What recording costs, in time and in bytes."""
+    table = Table(
+        title=f"recording traces of {bench.lengths.samples:,} samples, no model",
+        caption=(
+            f"{bench.repeats} pairs of epochs with {bench.workers} worker(s) per rank on {cores()} "
+            "core(s), after one that is not counted. ratio: median of an epoch's time with "
+            "recording against that without in the same pair (lowest and highest). recording: the "
+            "same events recorded once more in one thread, as a share of an epoch"
+        ),
+    )
+    headings = ("ranks", "epoch, s", "ratio", "recording", "bytes per sample", "bytes per step")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for r in results:
+        table.add_row(
+            str(r.ranks),
+            f"{r.seconds_off:.2f}",
+            f"{r.ratio:.3f} ({min(r.ratios):.2f}-{max(r.ratios):.2f})",
+            f"{r.recording_share:.2%}",
+            f"{r.bytes_per_sample:.1f}",
+            f"{r.bytes_per_step:,.0f}",
         )
     return table
 

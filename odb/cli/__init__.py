@@ -1,4 +1,4 @@
-"""The command line: `odb demo | verify | plan | bench`."""
+"""The command line: `odb demo | verify | plan | bench | trace`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import typer
 from odb.cli.bench import app as bench
 from odb.cli.demo import demo
 from odb.cli.plan import plan
+from odb.cli.trace import app as trace
 from odb.cli.verify import verify
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app.command("demo")(demo)
 app.command("verify")(verify)
 app.command("plan")(plan)
 app.add_typer(bench, name="bench")
+app.add_typer(trace, name="trace")
 
 
 def main() -> None:

@@ -16,8 +16,16 @@ from rich.progress import track
 from odb.bench.data import LengthSpec
 from odb.bench.grouping import GroupingBench, bench_grouping
 from odb.bench.loader import LoaderBench, bench_loader
-from odb.bench.report import cores, grouping_table, loader_table, round_table, save_round_plot
+from odb.bench.report import (
+    cores,
+    grouping_table,
+    loader_table,
+    round_table,
+    save_round_plot,
+    trace_table,
+)
 from odb.bench.rounds import RoundBench, bench_rounds
+from odb.bench.tracing import TraceBench, bench_tracing
 from odb.errors import ConfigError, MissingDependencyError, ODBError
 from odb.planning.report import new_figure
 
@@ -26,6 +34,7 @@ app = typer.Typer(help="Measure the loader, the exchange and the grouping.", no_
 LOADER = LoaderBench()
 ROUND = RoundBench()
 GROUPING = GroupingBench()
+TRACE = TraceBench()
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object in place of the table.")
@@ -122,6 +131,30 @@ def grouping(
         as_json,
         grouping_table(results, bench),
         {"options": asdict(bench), "results": [asdict(r) for r in results]},
+    )
+
+
+@app.command()
+def trace(
+    samples: Annotated[int, typer.Option(help="Samples of an epoch.")] = TRACE.lengths.samples,
+    window: Annotated[
+        int, typer.Option(help="Samples that a rank holds to form batches of.")
+    ] = TRACE.window,
+    budget: Annotated[int, typer.Option(help="Most tokens of a batch.")] = TRACE.budget,
+    workers: Annotated[int, typer.Option(help="Worker processes per rank.")] = TRACE.workers,
+    repeats: Annotated[int, typer.Option(help="Pairs of epochs.")] = TRACE.repeats,
+    ranks: Annotated[str, typer.Option(help="Numbers of local ranks, such as 1,2.")] = "1,2",
+    as_json: AsJson = False,
+) -> None:
+    """What recording traces costs: epochs with trace_dir= and without, in pairs, and no model."""
+    with _reported("trace"):
+        bench = TraceBench(LengthSpec(samples=samples), window, budget, workers, repeats=repeats)
+        benches = [replace(bench, ranks=number) for number in _numbers("--ranks", ranks)]
+        results = [bench_tracing(one) for one in benches]
+    _output(
+        as_json,
+        trace_table(results, bench),
+        {"options": asdict(bench), "cores": cores(), "results": [asdict(r) for r in results]},
     )
 
 

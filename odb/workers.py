@@ -1,0 +1,169 @@
+"""Reads from a DataLoader's worker processes, and notices at once when one of them dies.
+
+PyTorch raises for a dead worker in the main thread, wherever that is, and in the thread that reads
+only after up to 5 s, or never: a worker that is killed while it writes leaves half a message, and
+whoever reads it waits for the rest. So chunks are read in a thread that may be left behind, and the
+driver waits for it and for the end of any worker, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing as mp
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from odb.errors import WorkerLostError
+
+logger = logging.getLogger("odb")
+
+T = TypeVar("T")
+
+REAP_S = 1.0
+"""How long to wait for the exit code of a worker that has ended."""
+
+_OURS: set[int] = set()
+"""Process ids of the workers that are waited for here."""
+
+
+class _Result(NamedTuple):
+    value: Any
+    error: BaseException | None
+
+
+class WorkerReader(Generic[T]):
+    """The items of an iterator that gets them from these worker processes (in order of their
+    numbers). Raises WorkerLostError when one of them dies."""
+
+    def __init__(self, items: Iterator[T], workers: Sequence[BaseProcess]) -> None:
+        self._workers = list(workers)
+        self._running = list(workers)
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._results: SimpleQueue[_Result] = SimpleQueue()
+        self._ready, self._readied = mp.Pipe(duplex=False)
+        self._lost = False
+        _OURS.update(worker.pid for worker in workers if worker.pid is not None)
+        self._thread = threading.Thread(
+            target=self._read, args=(items,), name="odb-reader", daemon=True
+        )
+        self._thread.start()
+
+    def _read(self, items: Iterator[T]) -> None:
+        while self._requests.get():
+            try:
+                result = _Result(next(items, None), None)
+            except BaseException as error:
+                result = _Result(None, error)
+            self._results.put(result)
+            self._readied.send_bytes(b"!")
+
+    def next(self) -> T | None:
+        """The next item; None behind the last."""
+        self._requests.put(True)
+        while True:
+            ready = wait([self._ready, *(worker.sentinel for worker in self._running)])
+            if self._ready in ready:
+                self._ready.recv_bytes()
+                return self._outcome(self._results.get())
+            self._check()
+
+    def _outcome(self, result: _Result) -> T | None:
+        if isinstance(result.error, RuntimeError):
+            lost = self._find_lost(result.error)
+            if lost is not None:
+                self._lost = True
+                raise lost from result.error
+        if result.error is not None:
+            raise result.error
+        value: T | None = result.value
+        return value
+
+    def _check(self) -> None:
+        """Raise if a worker has died; one may also end because it has read all."""
+        for worker in list(self._running):
+            if wait([worker.sentinel], 0):
+                self._running.remove(worker)
+                code = _exit_code(worker)
+                if code != 0:
+                    self._lost = True
+                    raise self._error(worker, code)
+
+    def _find_lost(self, error: RuntimeError) -> WorkerLostError | None:
+        """Which worker PyTorch complains of, if of any."""
+        if not _pids_in(str(error)):
+            return None
+        for worker in self._workers:
+            if worker.pid in _pids_in(str(error)):
+                return self._error(worker, _exit_code(worker))
+        return WorkerLostError(worker=None, pid=None, signal=None, exit_code=None)
+
+    def _error(self, worker: BaseProcess, code: int | None) -> WorkerLostError:
+        name = None
+        if code is not None and code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = f"signal {-code}"
+        number = self._workers.index(worker)
+        return WorkerLostError(worker=number, pid=worker.pid, signal=name, exit_code=code)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a worker has died: then the DataLoader is of no use any more."""
+        return self._lost
+
+    def close(self) -> None:
+        """Let go of the iterator, in the thread that read from it."""
+        self._requests.put(False)
+        if not self._lost:  # else it may wait for the rest of a message
+            self._thread.join()
+            self._ready.close()
+            self._readied.close()
+        _OURS.difference_update(w.pid for w in self._workers if w.pid is not None)
+
+
+def _exit_code(worker: BaseProcess) -> int | None:
+    """How a process ended. Another thread may be asking just now, and then it is known soon."""
+    deadline = time.monotonic() + REAP_S
+    while worker.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return worker.exitcode
+
+
+def _pids_in(text: str) -> set[int]:
+    """The workers that an error of PyTorch is about."""
+    found = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
+    return set() if found is None else {int(pid) for pid in found[1].split(",")}
+
+
+class _Spared:
+    """A handler of SIGCHLD that does what another does, but raises nothing for workers that are
+    waited for here: the driver reports those, and the trainer hears of them in its next step."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __call__(self, number: int, frame: Any) -> None:
+        try:
+            self._inner(number, frame)
+        except RuntimeError as error:
+            if not _pids_in(str(error)) & _OURS:
+                raise
+            logger.debug("odb: a worker has ended: %s", error)
+
+
+def spare_the_trainer() -> None:
+    """Keep PyTorch from raising for our workers in the middle of the trainer's code. Call it in the
+    main thread, when there are workers; elsewhere it does nothing."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    if callable(handler) and not isinstance(handler, _Spared):
+        signal.signal(signal.SIGCHLD, _Spared(handler))

@@ -1,0 +1,261 @@
+"""The parts of the peer watch that need no other process: tree, statuses, lines, verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from odb.watch import rendezvous, tree
+from odb.watch.edge import Edge
+from odb.watch.roster import Roster, pack_late, unpack_late
+from odb.watch.status import Doing, Late, Seen, Status, late_ranks, report, status_of, unpack
+from odb.watch.verdict import LostRank, Overdue, Verdict, Verdicts
+from odb.watch.wire import LONGEST_LINE, Line, WireError
+from spec.config import Budget, Config, Place
+from spec.messages import End, Filter, Finished, Pull
+from spec.rank import Phase, RankState, Setup, start
+from spec.samples import Sample
+
+# ---------------------------------------------------------------- the tree
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 64, 65, 66, 1024, 5000])
+@pytest.mark.parametrize("fan_out", [1, 2, 64])
+def test_every_rank_but_the_root_has_one_parent_that_knows_it(
+    world_size: int, fan_out: int
+) -> None:
+    found = [c for r in range(world_size) for c in tree.children(r, world_size, fan_out)]
+    assert sorted(found) == list(range(1, world_size))
+    for rank in range(min(world_size, 200)):
+        below = tree.children(rank, world_size, fan_out)
+        assert len(below) <= fan_out
+        assert all(tree.parent(child, fan_out) == rank for child in below)
+
+
+def test_the_root_is_two_steps_from_4161_ranks_at_most() -> None:
+    assert tree.parent(0) is None
+    assert tree.ancestors(64) == [0]
+    assert tree.ancestors(4160) == [64, 0]
+    assert len(tree.ancestors(4161)) == 3
+
+
+# ---------------------------------------------------------------- statuses and their report
+
+
+def status(doing: Doing, round_: int = 5, step: int = 41, have: int = 0, want: int = 0) -> Status:
+    return Status(doing, 0, round_, step, have, want)
+
+
+def test_a_command_says_what_a_rank_does() -> None:
+    setup = Setup(Config(Budget(tokens=8), window=4, slow_start=4), 0, 2)
+    state, (pull,) = start(setup, 3)
+    assert pull == Pull(4)
+    state = state._replace(window=(Sample(0, 1, 1),))
+    assert status_of(Pull(3), state) == Status(Doing.PULLING, 3, 0, 0, have=1, want=4)
+    assert status_of(Filter(Sample(0, 1, 1)), state) is None, "takes no time"
+    ended = RankState(Phase.ENDED, Place(3, 2, 9))
+    done = status_of(End(Finished()), ended)
+    assert done is not None
+    assert done.doing is Doing.BETWEEN
+
+
+def test_late_ranks_are_those_that_have_not_entered_the_exchange_that_others_wait_in() -> None:
+    seen = {
+        0: Seen(status(Doing.REPORTING), since=40.0),
+        1: Seen(status(Doing.REPORTING), since=50.0),
+        2: Seen(status(Doing.PULLING, have=12, want=1024), since=39.0),
+        3: Seen(status(Doing.MAKING, step=41), since=10.0, silent_since=41.0),
+        4: Seen(status(Doing.HANDING_OVER, step=40), since=60.0),
+        5: Seen(status(Doing.TOTALLING, round_=4), since=60.0),
+    }
+    late = late_ranks(seen, now=100.0)
+    assert [entry.rank for entry in late] == [2, 3, 4, 5]
+    assert report(late).split("; rank") == [
+        "rank 2: filling its window in round 5 (12 of 1024 samples) for 61 s",
+        " 3: has not answered for 59 s; last seen: making the batch of step 41",
+        " 4: waiting for its trainer to take a step (the batch of step 40 is ready) for 40 s",
+        " 5: waiting for the other ranks' counts in round 4 for 40 s",
+    ]
+
+
+@pytest.mark.parametrize("doing", [Doing.BETWEEN, Doing.CLOSED])
+def test_a_rank_that_has_ended_its_epoch_is_late_for_the_next(doing: Doing) -> None:
+    other = Seen(status(doing)._replace(epoch=0), 0.0)
+    waiting = Seen(status(Doing.REPORTING, round_=0)._replace(epoch=1), 0.0)
+    assert [entry.rank for entry in late_ranks({0: waiting, 1: other}, 9.0)] == [1]
+    same = Seen(status(Doing.REPORTING), 0.0)
+    assert late_ranks({0: same, 1: other}, 9.0) == (), "it has taken part in all of epoch 0"
+
+
+def test_nobody_is_late_while_nobody_waits() -> None:
+    pulling = Seen(status(Doing.PULLING), 0.0)
+    assert late_ranks({0: pulling, 1: Seen(status(Doing.MAKING), 0.0, 0.0)}, 99.0) == ()
+
+
+def test_nothing_is_said_of_ranks_behind_a_silent_one() -> None:
+    waiting = Seen(status(Doing.REPORTING), 0.0)
+    silent = Seen(status(Doing.REPORTING), 0.0, silent_since=1.0)
+    below = Seen(status(Doing.PULLING), 0.0)
+    assert tree.parent(70) == 1
+    assert [e.rank for e in late_ranks({0: waiting, 1: silent, 70: below}, 9.0)] == [1]
+
+
+def test_a_report_names_a_few_and_counts_the_rest() -> None:
+    late = [Late(r, status(Doing.STARTING), 1.0, None) for r in range(20)]
+    assert report(late).endswith("and 12 more ranks")
+    assert "not known" in report([])
+
+
+def test_statuses_cross_to_another_clock() -> None:
+    seen = Seen(status(Doing.PULLING, have=3, want=8), since=10.0, silent_since=15.0)
+    rank, other = unpack(seen.pack(7, now=20.0), now=1000.0)
+    assert (rank, other) == (7, Seen(seen.status, 990.0, 995.0))
+    late = (Late(7, seen.status, 10.0, 5.0), Late(8, seen.status, 10.0, None))
+    assert unpack_late(pack_late(late), 123.0) == late
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        unpack([1, "FLYING", 0, 0, 0, 0, 0, 0, None], 0.0)
+
+
+def test_a_warning_comes_again_after_twice_as_long(caplog: pytest.LogCaptureFixture) -> None:
+    roster = Roster(0, warn_after=10.0)
+    own = Seen(status(Doing.REPORTING), since=100.0)
+    with caplog.at_level(logging.WARNING, "odb"):
+        for second in range(100, 200):
+            roster.warn(own, float(second))
+        assert len(caplog.records) == 4  # after 10, 20, 40 and 80 s
+        roster.warn(own._replace(since=195.0), 204.0)
+        assert len(caplog.records) == 4, "a new exchange starts anew"
+        roster.warn(own._replace(since=195.0), 205.0)
+        assert len(caplog.records) == 5
+        for second in range(300):
+            Roster(0, None).warn(own, 100.0 + second)
+        assert len(caplog.records) == 5
+
+
+def test_without_the_root_a_rank_says_what_it_knows_itself() -> None:
+    near, far = socket.socketpair()
+    edge = Edge(near, 0)
+    roster = Roster(1, 1.0)
+    roster.above = edge
+    own = Seen(status(Doing.REPORTING), edge.heard)
+    told = pack_late((Late(2, status(Doing.PULLING), 4.0, None),))
+    said = {"seen": [Seen(status(Doing.MAKING), edge.heard).pack(0, edge.heard)], "late": told}
+    roster.note(edge, said, edge.heard)
+    roster.look(own, [], edge.heard + 1)
+    assert [entry.rank for entry in roster.late] == [2], "what the root said"
+    roster.look(own, [], edge.heard + 60)
+    assert report(roster.late).startswith("rank 0: has not answered for 60 s; last seen: making")
+    near.close()
+    far.close()
+
+
+# ---------------------------------------------------------------- lines and tokens
+
+
+def lines() -> tuple[Line, socket.socket]:
+    near, far = socket.socketpair()
+    return Line(near), far
+
+
+def test_messages_arrive_whole_whatever_the_pieces() -> None:
+    line, far = lines()
+    far.sendall(b'{"t":"a"}\n{"t":')
+    assert line.receive() == ([{"t": "a"}], False)
+    far.sendall(b'"b"}\n')
+    far.close()
+    assert line.receive() == ([{"t": "b"}], True)
+    line.close()
+
+
+@pytest.mark.parametrize("text", [b"GET / HTTP/1.1\n", b"[1]\n", b'{"x":1}\n', b"\xff\n"])
+def test_what_is_no_message_is_refused(text: bytes) -> None:
+    line, far = lines()
+    far.sendall(text)
+    with pytest.raises(WireError):
+        line.receive()
+    line.close()
+    far.close()
+
+
+def test_a_line_without_end_is_refused() -> None:
+    line, far = lines()
+    sender = threading.Thread(target=_flood, args=(far, LONGEST_LINE + (1 << 17)))
+    sender.start()
+    with pytest.raises(WireError, match="too long"):
+        _receive_for_ever(line)
+    line.close()
+    sender.join(10)
+    far.close()
+
+
+def _receive_for_ever(line: Line) -> None:
+    while True:
+        line.receive()
+
+
+def _flood(sock: socket.socket, count: int) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(b"x" * count)
+
+
+def test_a_neighbour_that_does_not_read_costs_bounded_memory() -> None:
+    line, far = lines()
+    for _ in range(200):
+        line.send({"t": "x" * 100_000})
+    assert line.unsent < 5 << 20
+    line.close()
+    far.close()
+
+
+def test_only_callers_with_the_token_are_let_in() -> None:
+    place = rendezvous.Place(0, 2, token="secret")
+    assert rendezvous.token_fits(place, "secret")
+    assert not any(rendezvous.token_fits(place, wrong) for wrong in ("", None, 5, "sécret"))
+
+
+def test_ranks_of_one_host_listen_on_the_loop_back_only() -> None:
+    place = rendezvous.meet(0, 2, lambda value: [value, value])
+    assert [listener.getsockname()[0] for listener in place.listeners] == ["127.0.0.1"]
+    for listener in place.listeners:
+        listener.close()
+    assert rendezvous.meet(1, 2, lambda value: [value, value]).listeners == [], "no children"
+
+
+def test_the_outer_address_is_found_by_the_way_to_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+    assert rendezvous.own_addresses()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert len(set(rendezvous.own_addresses())) == len(rendezvous.own_addresses())
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def test_each_loss_is_told_once_and_the_first_verdict_holds() -> None:
+    verdicts, told = Verdicts(), list[Verdict]()
+    assert verdicts.add(LostRank(2, "gone"))
+    verdicts.listen(told.append)
+    assert told == [LostRank(2, "gone")], "also what was found before"
+    assert not verdicts.add(LostRank(2, "again"))
+    assert verdicts.add(LostRank(1, "gone"))
+    assert not verdicts.add(Overdue(()))
+    assert told == [LostRank(2, "gone"), LostRank(1, "gone")]
+    assert verdicts.first == verdicts.wait(0) == LostRank(2, "gone")
+    assert Verdicts().wait(0.01) is None
+
+
+def test_a_listener_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(verdict: Any) -> None:
+        raise ValueError("in the callback")
+
+    verdicts = Verdicts()
+    verdicts.listen(fail)
+    assert verdicts.add(LostRank(2, "gone"))
+    assert "in the callback" in caplog.text
