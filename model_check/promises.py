@@ -146,11 +146,14 @@ def exact_gradient(epoch: Epoch) -> str | None:
 
 
 def idle_mode(epoch: Epoch) -> str | None:
-    """A rank idles only behind its last sample; with idle stop it retires instead."""
+    """A rank idles only behind its last sample, and has one to make the idle step of; with idle
+    stop it retires instead."""
     for r, rank in enumerate(epoch.record.ranks):
         idle = [step.idle for step in rank.steps]
         if idle != sorted(idle):
             return f"rank {r} idles between samples"
+        if rank.spareless:
+            return f"rank {r} has nothing to idle with in step {rank.spareless[0]}"
         if epoch.config.idle is Idle.STOP and any(idle):
             return f"rank {r} idles although it should stop"
     return None

@@ -203,7 +203,8 @@ class Prover:
         for name, terms in questions:
             model = self._ask(name, [*assumed, *terms], result)
             if model is not None:
-                return self._replay(obligation, subject, source, model, result)
+                raised = [path.error for path in within if path.error is not None]
+                return self._replay(obligation, subject, source, model, result, raised)
         self._check_cover(assumed, paths.paths, result)
         return Proof.PROVED
 
@@ -233,10 +234,12 @@ class Prover:
         source: Source,
         model: z3.ModelRef,
         result: ProofResult,
+        raised: Sequence[Exception] = (),
     ) -> Proof:
         values = _plain(source, model)
         if _on_plain_integers(obligation, subject, values) is not False:
-            raise _Unsettled(f"the solver's counterexample {values} is none on plain integers")
+            why = f"; some path raises {raised[0]!r}" if raised else ""
+            raise _Unsettled(f"the solver's counterexample {values} is none on plain integers{why}")
         result.counterexample = _simplest(obligation, subject, values)
         result.broken = _broken_parts(obligation, subject, result.counterexample)
         return Proof.REFUTED

@@ -62,6 +62,11 @@ class SymBool:
 
     __rand__, __ror__ = __and__, __or__
 
+    def __add__(self, other: object) -> SymInt:
+        return SymInt(int_term(self) + int_term(other))
+
+    __radd__ = __add__
+
     def __invert__(self) -> SymBool:
         return SymBool(z3.Not(self.term))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from spec.config import Config
+from spec.errors import ODBError
 from spec.exchange import decode, encode, merge
 from spec.messages import (
     Arrived,
@@ -31,8 +32,10 @@ from spec.messages import (
     Tallied,
     Totalled,
 )
-from spec.rank import RankState, Rules, Setup, held, start, transition
+from spec.rank import RankState, Rules, Setup, has_spare, held, start, transition
 from spec.samples import Counts, Group, Sample, add_counts
+from spec.world import SHIPPED as ODB
+from spec.world import Machine
 
 
 @dataclass
@@ -43,6 +46,7 @@ class RankRecord:
     samples that it held at any time. entered: the round in which each sample arrived, by `seq`.
     formed: for each round the groups before alignment.
     retired_after: the number of its steps, if idle stop ended its iteration early.
+    spareless: the idle steps for which it had no sample, neither its own nor a borrowed one.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -52,6 +56,7 @@ class RankRecord:
     held: tuple[Sample, ...] = ()
     most_held: int = 0
     retired_after: int | None = None
+    spareless: list[int] = field(default_factory=list)
     outcome: Outcome | None = None
 
 
@@ -63,11 +68,31 @@ class EpochRecord:
     rounds: int
 
 
+class OutOfStepError(ODBError):
+    """Ranks are in different exchanges, or do not come to an end: the protocol is broken."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """How an epoch is played. rules, machine: the protocol, to be replaced by variants. rounds: an
+    epoch that takes more raises OutOfStepError."""
+
+    rules: Rules = ODB
+    machine: Machine = transition
+    rounds: int | None = None
+
+
+SHIPPED = Play()
+
+
 class _Player:
     """One rank: performs every command that needs no other rank."""
 
-    def __init__(self, setup: Setup, shard: Sequence[Sample], record: RankRecord) -> None:
+    def __init__(
+        self, setup: Setup, machine: Machine, shard: Sequence[Sample], record: RankRecord
+    ) -> None:
         self.setup = setup
+        self._machine = machine
         self.record = record
         self._shard = shard
         self._read = 0
@@ -77,7 +102,7 @@ class _Player:
         self._commands.extend(commands)
 
     def feed(self, event: Event) -> None:
-        self.state, commands = transition(self.setup, self.state, event)
+        self.state, commands = self._machine(self.setup, self.state, event)
         self._commands.extend(commands)
 
     def run(self) -> PostReport | PostCounts | End:
@@ -100,6 +125,8 @@ class _Player:
                 self.record.most_held = max(self.record.most_held, len(held(self.state)))
             case Emit(step):
                 self.record.steps.append(step)
+                if step.idle and not has_spare(self.state):
+                    self.record.spareless.append(step.number)
                 self.feed(Emitted())
             case Filter(sample):
                 self.record.filtered.append(sample)
@@ -110,17 +137,17 @@ class _Player:
 
 
 def run_epoch(
-    config: Config, shards: Sequence[Sequence[Sample]], rules: Rules | None = None
+    config: Config, shards: Sequence[Sequence[Sample]], play: Play = SHIPPED
 ) -> EpochRecord:
     """Run one epoch over `shards`, one for each rank, and return what every rank did.
 
-    Each shard's samples must be numbered from 0 in their `seq`.
+    Each shard's samples must be numbered from 0 in their `seq`. Raises OutOfStepError if ranks fall
+    out of step, which those of the shipped protocol never do.
     """
-    rules = rules or Rules()
     world_size = len(shards)
     records = [RankRecord() for _ in shards]
     players = [
-        _Player(Setup(config, rank, world_size, rules), shard, records[rank])
+        _Player(Setup(config, rank, world_size, play.rules), play.machine, shard, records[rank])
         for rank, shard in enumerate(shards)
     ]
     rounds = 0
@@ -136,9 +163,13 @@ def run_epoch(
             event = Tallied(decode(encode(reduce(merge, tallies))))
         elif len(counts) == world_size:
             rounds -= 1  # the second exchange of a round that was counted at the first
+            if len({len(of_rank) for of_rank in counts}) > 1:
+                raise OutOfStepError("ranks post counts for different numbers of steps")
             event = Totalled(tuple(_totals(counts)))
         else:
-            raise RuntimeError(f"ranks are in different exchanges: {commands}")
+            raise OutOfStepError(f"ranks are in different exchanges: {commands}")
+        if play.rounds is not None and rounds > play.rounds:
+            raise OutOfStepError(f"the epoch has not ended after {play.rounds} rounds")
         for player in players:
             player.feed(event)
     for player, command in zip(players, commands, strict=True):

@@ -15,7 +15,7 @@ from spec import alignment, exchange, grouping
 from spec.alignment import Alignment
 from spec.config import Budget, Config, Mode
 from spec.exchange import Decision, Finish, Tally
-from spec.lockstep import EpochRecord, run_epoch
+from spec.lockstep import EpochRecord, Play, run_epoch
 from spec.rank import Rules
 from spec.samples import Counts, Group, Sample
 from tests.strategies import configs, shards
@@ -39,7 +39,7 @@ def test_the_target_may_be_anything_in_the_envelope(config: Config, data: st.Dat
     def target(tally: Tally) -> int:
         return 1 + picks % tally.limit
 
-    record = run_epoch(config, ranks, Rules(target=target))
+    record = run_epoch(config, ranks, Play(Rules(target=target)))
     broken = violations(Epoch(config, ranks, record))
     assert broken == {}
 
@@ -115,7 +115,7 @@ def test_a_mutant_breaks_the_promise_that_guards_against_it(name: str) -> None:
 
 def epoch_of(config: Config, ranks: Sequence[Sequence[int]], rules: Rules | None = None) -> Epoch:
     made = [tuple(Sample(i, c, c) for i, c in enumerate(costs)) for costs in ranks]
-    return Epoch(config, made, run_epoch(config, made, rules))
+    return Epoch(config, made, run_epoch(config, made, Play(rules or Rules())))
 
 
 def tampered(epoch: Epoch, rank: int, **changes: object) -> Epoch:

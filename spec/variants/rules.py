@@ -64,10 +64,10 @@ def drop_carry(groups: tuple[Group, ...], target: int) -> Alignment:
 def _keep(groups: tuple[Group, ...], target: int, order: list[Group]) -> Alignment:
     if len(groups) <= target:
         return alignment.align(groups, target)
-    kept = set(order[:target])
+    kept = {id(group) for group in order[:target]}
     return Alignment(
-        tuple(group for group in groups if group in kept),
-        in_arrival_order(group for group in groups if group not in kept),
+        tuple(group for group in groups if id(group) in kept),
+        in_arrival_order(group for group in groups if id(group) not in kept),
     )
 
 
