@@ -4,14 +4,14 @@ the inductive invariant of one rank's state machine."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from model_check.abstract import some_samples
 from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, either, implies
 from proofs.machine import NEXT, NOWHERE, Machine, Situation, Transitions
 from proofs.theorem import Theorem
-from spec import rank
+from spec import rank, samples
 from spec.config import Idle
 from spec.enabled import COLLECTIVES
 from spec.exchange import Abort, Steps
@@ -49,6 +49,7 @@ from spec.rank import (
     Transition,
     room_left,
 )
+from spec.samples import Sample
 from spec.variants import machines
 
 ASKS: dict[Phase, type[Command]] = {
@@ -258,6 +259,25 @@ def _finish(source: Source, machine: Machine) -> Callable[[], Any]:
     return claim
 
 
+@dataclass(frozen=True)
+class Filtering:
+    """The function that says which samples are filtered."""
+
+    trainable: Callable[[Sample], bool] = samples.trainable
+
+
+def _filters(source: Source, f: Filtering) -> Callable[[], Any]:
+    cost, weight = source.int("cost"), source.int("weight")
+    source.assume(both(cost >= 0, weight >= 0))
+
+    def claim() -> Any:
+        counts = bool(f.trainable(Sample(0, cost, weight)))
+        worth = both(cost >= 1, weight >= 1)
+        return worth if counts else _no(worth)
+
+    return claim
+
+
 # ---------------------------------------------------------------- mutants
 
 
@@ -371,6 +391,16 @@ THEOREM = Theorem(
     ),
     obligations=(
         *_for_every_event(),
+        Obligation(
+            "filter",
+            "a sample is filtered exactly if it has no tokens or no loss weight",
+            _filters,
+            Filtering(),
+            {
+                "nothing is filtered": Filtering(lambda sample: True),
+                "empty samples are kept": Filtering(lambda sample: sample.weight > 0),
+            },
+        ),
         Obligation(
             "finish",
             "when a join epoch finishes, the rank holds nothing",

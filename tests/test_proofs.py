@@ -72,7 +72,7 @@ PATHS = {
     "budget": 95,
     "bounded-memory": 125,
     "quota-closure": 5,
-    "identity-coverage": 15338,
+    "identity-coverage": 15341,
     "deadlock-freedom": 1938,
     "bounded-termination": 120,
     "bounded-delay": 49,
