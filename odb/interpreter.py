@@ -37,7 +37,7 @@ from spec.messages import (
     Tallied,
     Totalled,
 )
-from spec.rank import RankState, Setup, start, transition
+from spec.rank import RankState, Setup, Transition, start, transition
 from spec.samples import Counts, Sample
 
 COUNT_FIELDS = len(Counts._fields)
@@ -116,8 +116,12 @@ class Interpreter:
             event = self._perform_all()
             if event is None:
                 return
-            self.state, self._commands = transition(self._setup, self.state, event)
+            self.state, self._commands = self.transition(event)
             self._observer.fed(event, self.state, self._commands)
+
+    def transition(self, event: Event) -> Transition:
+        """The one way in which the state changes: that of the protocol."""
+        return transition(self._setup, self.state, event)
 
     def _perform_all(self) -> Event | None:
         event: Event | None = None

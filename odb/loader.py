@@ -19,9 +19,9 @@ from odb.costs import CostFn, CostModel, Resource
 from odb.errors import ConfigError
 from odb.hooks import NO_HOOKS, HookedObserver, hooks_of
 from odb.info import ODBStepInfo, attach_step_info
-from odb.interpreter import Interpreter
 from odb.observer import NOBODY, Observer
 from odb.outbox import Outbox
+from odb.parts import parts
 from odb.pinning import Pinner
 from odb.session import OnPeerLost, Session, StepIterator
 from odb.sharding import Sharded
@@ -29,7 +29,7 @@ from odb.shell import LoaderShell, Ports, ShellOptions
 from odb.source import LARGEST_CHUNK, ReadOptions, Source
 from odb.stats import LoaderStats
 from odb.tracing.recorder import Recorder, TraceFolder
-from odb.transport import GroupChoice, WatchOptions, connect, global_rank
+from odb.transport import GroupChoice, WatchOptions, global_rank
 from spec.config import Budget, Config, CostRule, Idle, Mode
 from spec.rank import Setup
 
@@ -246,14 +246,14 @@ class ODBDataLoader:
         """
         session, source = self._connect()
         session.finish_epoch()
-        plan, epoch = self._plan, self._epoch
+        plan, epoch, built_of = self._plan, self._epoch, parts()
         seat = session.transport.seat
         hooks = hooks_of(global_rank())
-        setup = Setup(plan.config, seat.rank, seat.world_size)
+        setup = Setup(plan.config, seat.rank, seat.world_size, built_of.rules)
         divided = plan.read.sampler is None
         trace = None if self._traces is None else self._traces.open(setup, epoch, divided)
         self._stats = LoaderStats(epoch=epoch)
-        outbox: Outbox[Any] = Outbox(plan.prefetch)
+        outbox: Outbox[Any] = built_of.outbox(plan.prefetch)
         pinner = Pinner.for_this_thread() if plan.pin else None
         shell = LoaderShell(
             Ports(
@@ -270,17 +270,18 @@ class ODBDataLoader:
         observer: Observer = NOBODY if trace is None else Recorder(trace, shell.sample_ids)
         if hooks is not NO_HOOKS:
             observer = HookedObserver(observer, hooks)
-        interpreter = Interpreter(setup, epoch, shell, session.transport, observer)
+        observer = built_of.watching(observer, setup, outbox)
+        interpreter = built_of.interpreter(setup, epoch, shell, session.transport, observer)
         self._epoch = epoch + 1
         session.begin(interpreter, shell, outbox)
         return StepIterator(outbox, self, partial(hooks.on_step, epoch))
 
     def _connect(self) -> tuple[Session, Source]:
         if self._session is None or self._source is None:
-            plan = self._plan
-            transport = connect(plan.group, plan.shell.timeout, plan.watch)
+            plan, built_of = self._plan, parts()
+            transport = built_of.connect(plan.group, plan.shell.timeout, plan.watch)
             self._source = Source(self.dataset, self._plan.costs, self._plan.read, transport.seat)
-            self._session = Session(transport, plan.shell.timeout, plan.on_peer_lost)
+            self._session = built_of.session(transport, plan.shell.timeout, plan.on_peer_lost)
             self._finalizer = weakref.finalize(self, Session.close, self._session)
             self._finalizer.atexit = False  # session.py sees to that
         return self._session, self._source

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+
+class Content(NamedTuple):
+    """What is in an outbox at one moment, and whether it is finished or closed."""
+
+    items: tuple[object, ...]
+    finished: bool
+    closed: bool
 
 
 class Outbox(Generic[T]):
@@ -67,10 +75,12 @@ class Outbox(Generic[T]):
             self._dropped = True
             if self._closed:
                 self._unheard = self._unheard or error
+                self._failed = True
             elif not self._failed and (dropped or not self._finished):
                 self._finished = True
                 self._error = error
-            self._failed = True
+                self._failed = True
+            # Else the consumer has all of it: if the epoch fails, `finish` is told so.
             self._changed.notify_all()
             return dropped
 
@@ -79,6 +89,11 @@ class Outbox(Generic[T]):
         """The error that the consumer has not been given: it came too late, or the consumer closed
         the queue before it got there."""
         return self._unheard or self._error
+
+    def look(self) -> Content:
+        """What is in it now, for somebody who only watches."""
+        with self._changed:
+            return Content(tuple(self._items), self._finished, self._closed)
 
     def take(self) -> T | None:
         """The next item, or None behind the last one; raises the producer's error there, once."""

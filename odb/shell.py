@@ -62,9 +62,9 @@ class LoaderShell:
     # ------------------------------------------------------------ samples in
 
     def pull(self, first_seq: int, limit: int) -> tuple[Sample, ...] | None:
+        self._ports.transport.check()
         if self._ports.outbox.closed:
             return None
-        self._ports.transport.check()
         entries = (self._waiting or self._ports.stream.pull(limit))[:limit]
         self._waiting = self._waiting[limit:]
         for i, entry in enumerate(entries):
@@ -134,8 +134,7 @@ class LoaderShell:
             raise BatchError(ids, error) from error
         self._ports.transport.activity.hand_over()
         if not self._ports.outbox.put(delivery):
-            if not self._ports.outbox.closed:
-                self._ports.transport.check()
+            self._ports.transport.check()
             return False
         self._count(step)
         for sample in step.group:

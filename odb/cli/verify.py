@@ -35,11 +35,23 @@ def verify(
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Check that every changed protocol falls.")
     ] = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="With --mutants: see that the real loader falls by them, too."),
+    ] = False,
     reductions: Annotated[
         bool, typer.Option("--reductions", help="Compare the search with and without reductions.")
     ] = False,
     proofs: Annotated[
         bool, typer.Option("--proofs", help="Prove the theorems, for any number of ranks.")
+    ] = False,
+    bounded: Annotated[
+        bool,
+        typer.Option(
+            "--bounded",
+            help="Unroll whole epochs with Z3, for all costs and budgets; with --mutants the "
+            "changed protocols, too; with --profile full larger ones.",
+        ),
     ] = False,
     smt: Annotated[
         Path | None, typer.Option(help="With --proofs: write SMT-LIB files into this folder.")
@@ -69,6 +81,8 @@ def verify(
     """
     try:
         _require_extra()
+        if real and not mutants:
+            raise ConfigError("--real goes with --mutants")
         given = {
             "ranks": ranks, "samples": samples, "window": window, "budget": budget,
             "queue": queue, "costs": _costs(costs), "quota": quota,
@@ -83,10 +97,12 @@ def verify(
             _reductions(request, outputs, console)
         elif proofs:
             _prove(smt, jobs, outputs, console)
+        elif bounded:
+            _bounded(request, mutants, outputs, console)
         elif simulate:
             _simulate(Simulated(given, mode, faults, seed, minutes), outputs, console)
         elif mutants:
-            _mutants(outputs, console)
+            _mutants(real, outputs, console)
         else:
             _verify(request, outputs, console)
     except ODBError as error:
@@ -173,18 +189,20 @@ def _verify(request: Request, outputs: _Outputs, console: Console) -> None:
     raise typer.Exit(0 if result.verdict.value == "holds" and proved else 1)
 
 
-def _mutants(outputs: _Outputs, console: Console) -> None:
+def _mutants(in_reality: bool, outputs: _Outputs, console: Console) -> None:
     from odb.verification.files import as_json, write_junit
-    from odb.verification.run import run_mutants, traces
+    from odb.verification.run import run_mutants, run_replays, traces
     from odb.verification.tables import mutant_table
 
     judged = run_mutants((), Console(stderr=True))
-    console.print(mutant_table(judged))
+    real = run_replays(judged, Console(stderr=True)) if in_reality else []
+    console.print(mutant_table(judged, real))
     _write_pages(traces(None, judged), outputs, console)
-    outputs.write_json(as_json(None, judged))
+    outputs.write_json(as_json(None, judged, real=real))
     if outputs.junit is not None:
-        write_junit(outputs.junit, None, judged)
-    raise typer.Exit(0 if all(row.as_expected for row in judged) else 1)
+        write_junit(outputs.junit, None, judged, real=real)
+    good = all(row.as_expected for row in judged) and all(row.as_expected for row in real)
+    raise typer.Exit(0 if good else 1)
 
 
 def _show(named: list[tuple[str, Trace]], outputs: _Outputs, console: Console) -> None:
@@ -221,6 +239,17 @@ def _prove(smt: Path | None, jobs: int, outputs: _Outputs, console: Console) -> 
         console.print(f"wrote {write_smtlib(smt, results)} files into {smt}", soft_wrap=True)
     outputs.write_json({"theorems": as_json(results)})
     raise typer.Exit(0 if all(r.proof.value == "proved" for r in results) else 1)
+
+
+def _bounded(request: Request, variants: bool, outputs: _Outputs, console: Console) -> None:
+    from odb.verification.bounded import as_json, bounded_view, run_bounded
+
+    large = request.profile == "full"
+    progress = Console(stderr=True)
+    found = run_bounded(progress, large=large, variants=variants, jobs=request.jobs)
+    console.print(bounded_view(found))
+    outputs.write_json(as_json(found))
+    raise typer.Exit(0 if found.good else 1)
 
 
 def _reductions(request: Request, outputs: _Outputs, console: Console) -> None:

@@ -11,6 +11,7 @@ from model_check.explorer import Verdict
 from model_check.mutants import MutantResult
 from model_check.prover import Proof
 from model_check.verify import VerificationResult, by_promise, describe_coverage
+from odb.verification.reality import RealFall
 from odb.verification.theorems import as_json as theorems_as_json
 from proofs.check import CheckedTheorem
 
@@ -19,6 +20,7 @@ def as_json(
     result: VerificationResult | None,
     mutants: Sequence[MutantResult] = (),
     theorems: Sequence[CheckedTheorem] = (),
+    real: Sequence[RealFall] = (),
 ) -> dict[str, Any]:
     """Everything that the tables show, and the runs that break a promise."""
     report: dict[str, Any] = {}
@@ -34,6 +36,8 @@ def as_json(
         ]
     if mutants:
         report["mutants"] = [_mutant(row) for row in mutants]
+    if real:
+        report["in_the_real_loader"] = [_real(row) for row in real]
     if theorems:
         report["theorems"] = theorems_as_json(theorems)
     return report
@@ -74,11 +78,26 @@ def _mutant(row: MutantResult) -> dict[str, Any]:
     }
 
 
+def _real(row: RealFall) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "fell": row.as_expected,
+        "promise": row.promise,
+        "text": row.text,
+        "actions": row.performed,
+        "difference": None if row.difference is None else str(row.difference),
+        "waiting": None if row.standstill is None else str(row.standstill),
+        "outward": list(row.outward),
+        "seconds": row.seconds,
+    }
+
+
 def write_junit(
     path: Path,
     result: VerificationResult | None,
     mutants: Sequence[MutantResult] = (),
     theorems: Sequence[CheckedTheorem] = (),
+    real: Sequence[RealFall] = (),
 ) -> None:
     """Write a JUnit file: a test case for each promise, world, goal, variant and theorem."""
     suites = ET.Element("testsuites", name="odb verify")
@@ -98,6 +117,10 @@ def write_junit(
         suite = ET.SubElement(suites, "testsuite", name="variants that must fall")
         for mutant in mutants:
             _test(suite, mutant.name, "" if mutant.as_expected else "survived")
+    if real:
+        suite = ET.SubElement(suites, "testsuite", name="variants in the real loader")
+        for fell in real:
+            _test(suite, fell.name, "" if fell.as_expected else f"fell by {fell.promise}")
     if theorems:
         suite = ET.SubElement(suites, "testsuite", name="theorems")
         for theorem in theorems:

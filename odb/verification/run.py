@@ -26,6 +26,7 @@ from model_check.verify import (
     verify_in_parallel,
 )
 from odb.errors import ConfigError
+from odb.verification.reality import RealFall, replay_falls
 from spec.variants import VARIANTS
 
 
@@ -123,6 +124,17 @@ def run_mutants(names: Sequence[str], console: Console) -> list[MutantResult]:
             progress.update(task, description=name, advance=1)
 
         return judge_all(chosen, on_variant)
+
+
+def run_replays(judged: Sequence[MutantResult], console: Console) -> list[RealFall]:
+    """Take the real loader through the runs by which variants fell."""
+    with _progress(console) as progress:
+        task = progress.add_task("", total=len(judged), detail="in the real loader")
+
+        def on_variant(name: str) -> None:
+            progress.update(task, description=name, advance=1)
+
+        return replay_falls(judged, on_variant)
 
 
 def _progress(console: Console) -> Progress:

@@ -11,6 +11,7 @@ from rich.text import Text
 from model_check.explorer import Verdict
 from model_check.mutants import MutantResult
 from model_check.verify import VerificationResult, by_promise, describe_coverage
+from odb.verification.reality import RealFall
 
 STYLES = {Verdict.HOLDS: "green", Verdict.REFUTED: "bold red", Verdict.UNKNOWN: "yellow"}
 
@@ -76,17 +77,30 @@ def verification_view(result: VerificationResult) -> Group:
     return Group(case_table(result), promise_table(result), goal_line(result))
 
 
-def mutant_table(results: Sequence[MutantResult]) -> Table:
-    """Which promise each variant breaks, and by how short a run."""
+def _really(row: RealFall | None) -> Text:
+    if row is None or row.promise is None:
+        return Text("SURVIVED", style="bold red")
+    note = " *" if row.difference is not None else ""
+    return Text(row.promise + note, style="green" if row.as_expected else "bold red")
+
+
+def mutant_table(results: Sequence[MutantResult], real: Sequence[RealFall] = ()) -> Table:
+    """Which promise each variant breaks, and by how short a run; and in the real loader, if it was
+    taken through these runs."""
+    really = {row.name: row for row in real}
     fallen = sum(result.as_expected for result in results)
     table = Table(
         title="protocols that must fall",
-        caption=f"{fallen} of {len(results)} fell; actions: of a shortest run that shows it",
+        caption=f"{fallen} of {len(results)} fell; actions: of a shortest run that shows it"
+        + (f"; {sum(row.as_expected for row in real)} fell in the real loader" if real else "")
+        + ("; * by another run" if any(row.difference for row in real) else ""),
     )
     table.add_column("variant", no_wrap=True)
     table.add_column("what is changed")
     table.add_column("promise that falls", no_wrap=True)
     table.add_column("actions", justify="right")
+    if real:
+        table.add_column("in the real loader", no_wrap=True)
     for result in results:
         fall = result.fall
         if fall is None:
@@ -95,5 +109,6 @@ def mutant_table(results: Sequence[MutantResult]) -> Table:
             style = "green" if result.as_expected else "bold red"
             promise = Text(fall.violation.promise, style=style)
             length = str(len(fall.violation.actions))
-        table.add_row(result.name, result.variant.description, promise, length)
+        in_reality = [_really(really.get(result.name))] if real else []
+        table.add_row(result.name, result.variant.description, promise, length, *in_reality)
     return table
