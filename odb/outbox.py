@@ -10,11 +10,13 @@ T = TypeVar("T")
 
 
 class Content(NamedTuple):
-    """What is in an outbox at one moment, and whether it is finished or closed."""
+    """What is in an outbox at one moment, and whether it is finished, closed, or cut short by an
+    error that came before what was queued."""
 
     items: tuple[object, ...]
     finished: bool
     closed: bool
+    cut: bool
 
 
 class Outbox(Generic[T]):
@@ -32,6 +34,7 @@ class Outbox(Generic[T]):
         self._unheard: BaseException | None = None
         self._failed = False
         self._dropped = False
+        self._cut = False
         self.taken = 0
 
     @property
@@ -77,7 +80,7 @@ class Outbox(Generic[T]):
                 self._unheard = self._unheard or error
                 self._failed = True
             elif not self._failed and (dropped or not self._finished):
-                self._finished = True
+                self._finished = self._cut = True
                 self._error = error
                 self._failed = True
             # Else the consumer has all of it: if the epoch fails, `finish` is told so.
@@ -93,7 +96,7 @@ class Outbox(Generic[T]):
     def look(self) -> Content:
         """What is in it now, for somebody who only watches."""
         with self._changed:
-            return Content(tuple(self._items), self._finished, self._closed)
+            return Content(tuple(self._items), self._finished, self._closed, self._cut)
 
     def take(self) -> T | None:
         """The next item, or None behind the last one; raises the producer's error there, once."""

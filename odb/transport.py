@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -263,12 +264,13 @@ def _leave(group: dist.ProcessGroup, work: dist.Work) -> None:
     """Leave work behind that may not end before the other ranks let go of their ends, too.
 
     Whoever lets go of a group last waits until its work has ended (measured: torch 2.13). That
-    should be neither the trainer nor whatever cleans up when Python exits. So a thread keeps both.
+    should be neither the trainer nor whatever cleans up when Python exits. So a thread keeps both,
+    and looks now and then: in `work.wait()`, Python's exit would end it with an abort.
     """
 
     def outlast(group: dist.ProcessGroup, work: dist.Work) -> None:
-        with contextlib.suppress(RuntimeError):
-            work.wait()
+        while not work.is_completed():
+            time.sleep(0.2)
 
     threading.Thread(target=outlast, args=(group, work), name="odb-abandoned", daemon=True).start()
 

@@ -133,7 +133,7 @@ def trainer_actions(world: World, ambient: Ambient, rank: int, node: Node) -> It
         case Activity.READY:
             if node.queue:
                 yield TakeStep(rank)
-            elif node.outbox is Outbox.FINISHED:
+            elif node.outbox in (Outbox.FINISHED, Outbox.CUT):
                 yield SeeEnd(rank)
             if ambient.may_stop:
                 yield StopEarly(rank)

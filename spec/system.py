@@ -33,11 +33,10 @@ from spec.messages import (
     PostCounts,
     PostReport,
     Retire,
-    ShareReason,
     Tallied,
     Totalled,
 )
-from spec.rank import Trainer, start
+from spec.rank import Phase, Trainer, start
 from spec.samples import Sample, add_counts
 from spec.world import (
     Action,
@@ -55,6 +54,7 @@ from spec.world import (
     NextEpoch,
     Node,
     NoticeStop,
+    Outbox,
     PutStep,
     Receive,
     SeeEnd,
@@ -112,8 +112,9 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
             return _feed(world, rank, node, Failed())
         case Receive() if node.inbox is not None:
             return _feed(world, rank, node._replace(inbox=None), node.inbox)
-        case LosePeer() if isinstance(node.commands[0], ShareReason):
-            return _settle(world, node._replace(commands=node.commands[1:]))
+        case LosePeer() if node.machine.phase is Phase.ENDED:
+            # While ranks tell each other why one of them failed.
+            return _settle(world, world.habits.cut_queue(node)._replace(commands=node.commands[1:]))
         case LosePeer():
             return _feed(world, rank, node._replace(inbox=None), PeerLost(None))
         case NoticeStop():
@@ -134,10 +135,11 @@ def act_locally(world: World, rank: int, node: Node, action: Action) -> Node:
         case BreakGradient():
             return world.habits.leave_queue(node._replace(trainer=Activity.FAILED))
         case SeeEnd():
-            # A retired trainer has left in peace, whatever becomes of the epoch.
+            # A retired trainer leaves in peace, whatever becomes of the epoch, unless steps that it
+            # had still to take were dropped.
             retired = node.machine.trainer is Trainer.RETIRED
             good = not node.surrendered and isinstance(node.outcome, Finished | ClosedBy)
-            good = good or retired
+            good = (good or retired) and node.outbox is not Outbox.CUT
             return node._replace(trainer=Activity.DONE if good else Activity.FAILED)
         case StopEarly():
             return world.habits.leave_queue(node._replace(trainer=Activity.STOPPED))
@@ -170,9 +172,9 @@ def _settle(world: World, node: Node) -> Node:
             case GiveUp():
                 node = world.habits.finish_queue(node)._replace(surrendered=True)
             case End(outcome):
-                node = world.habits.finish_queue(node)._replace(outcome=outcome)
                 if isinstance(outcome, Lost):
                     node = world.habits.cut_queue(node)
+                node = world.habits.finish_queue(node)._replace(outcome=outcome)
             case _:
                 return node
         node = node._replace(commands=node.commands[1:])

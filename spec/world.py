@@ -38,6 +38,7 @@ class Outbox(Enum):
 
     OPEN = "open"
     FINISHED = "finished by the batcher"
+    CUT = "cut short, as a peer is lost"
     CLOSED = "closed by the trainer"
 
 
@@ -61,10 +62,11 @@ class Node(NamedTuple):
     left: how many samples the input may still deliver.
     surrendered: it could make not even an idle step.
 
-    The rest is a log, for the promises to look at; nothing depends on it. taken, filtered, dropped:
-    the samples that reached the trainer, were filtered, and were in the queue when the trainer left
-    it, each a bit for each `seq`. entered: the round in which each sample arrived. got: how many
-    samples the steps that the trainer has taken held, on all ranks together.
+    The rest is a log, for the promises to look at; nothing depends on it. taken, filtered,
+    dropped: the samples that reached the trainer, were filtered, and were in the queue when the
+    trainer left it or a peer was lost, each a bit for each `seq`. entered: the round in which each
+    sample arrived. got: how many samples the steps that the trainer has taken held, on all ranks
+    together.
     """
 
     machine: RankState
@@ -95,7 +97,10 @@ def finish_queue(node: Node) -> Node:
 
 
 def cut_queue(node: Node) -> Node:
-    """A peer is gone: the steps in the queue are dropped, and the trainer gets the error next."""
+    """A peer is gone: the steps in the queue are dropped, and the trainer gets the error next. (One
+    that has left, or was given all of them, does not.)"""
+    if node.outbox is Outbox.OPEN or (node.outbox is Outbox.FINISHED and node.queue):
+        node = node._replace(outbox=Outbox.CUT)
     return node._replace(queue=(), dropped=node.dropped | bits(node.queue))
 
 

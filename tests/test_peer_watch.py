@@ -505,7 +505,7 @@ def test_no_thread_or_socket_is_left_after_close() -> None:
 def unreachable(rank: int, world_size: int) -> tuple[int, list[str]]:
     """As if a firewall stood between rank 1 and the others."""
 
-    def refuse(place: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise OSError("no route")
 
     if rank == 1:

@@ -1,10 +1,11 @@
-"""The command line: `odb demo | verify | plan | bench | trace`."""
+"""The command line: `odb demo | verify | chaos | plan | bench | trace`."""
 
 from __future__ import annotations
 
 import typer
 
 from odb.cli.bench import app as bench
+from odb.cli.chaos import chaos
 from odb.cli.demo import demo
 from odb.cli.plan import plan
 from odb.cli.trace import app as trace
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("verify")(verify)
+app.command("chaos")(chaos)
 app.command("plan")(plan)
 app.add_typer(bench, name="bench")
 app.add_typer(trace, name="trace")

@@ -36,9 +36,10 @@ class OvertakenByErrors(Outbox[Any]):
     """An error is raised before the steps that are queued."""
 
     def finish(self, error: BaseException | None = None) -> bool:
-        if error is not None:
-            self.fail(error)
-        return super().finish(error)
+        with self._changed:
+            if error is not None:
+                self._items.clear()
+            return super().finish(error)
 
 
 class LosesItsEnd(Outbox[Any]):

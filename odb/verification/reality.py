@@ -21,7 +21,7 @@ from model_check.mutants import MutantResult
 from model_check.node_promises import broken_by
 from odb.testing.staged import StagedJob, Standstill
 from odb.testing.variants import protocol
-from odb.verification.differences import PARTING_VARIANTS, known_difference
+from odb.verification.differences import PARTING_VARIANTS
 from odb.verification.outward import outward
 from spec.enabled import actions
 from spec.errors import ODBError
@@ -49,12 +49,10 @@ class Difference:
 @dataclass(frozen=True)
 class Followed:
     """How far the real loader followed a run. `actions`: how many. difference: where it does
-    something else. known: why that is so, if it is known (see `odb.verification.differences`).
-    broken: a promise that the real loader did not keep."""
+    something else. broken: a promise that the real loader did not keep."""
 
     actions: int
     difference: Difference | None = None
-    known: str | None = None
     broken: Broken | None = None
 
     @property
@@ -152,11 +150,9 @@ def follow(world: World, start: State, run: Sequence[Action]) -> Followed:
         for number, action in enumerate(run):
             if follower.difference is not None:
                 break
-            before = follower.state
             broken = follower.perform(action)
             if follower.difference is not None:
-                known = known_difference(before, action, follower.difference.fields)
-                return Followed(number + 1, follower.difference, known, broken)
+                return Followed(number + 1, follower.difference, broken)
             if broken is not None:
                 return Followed(number + 1, broken=broken)
         broken = None if follower.next_actions() else follower.broken_at_end()[0]

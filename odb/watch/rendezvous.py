@@ -82,7 +82,7 @@ def own_addresses() -> list[str]:
 
 def _listen(addresses: list[str]) -> Iterator[socket.socket]:
     for address in addresses:
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listener = socket.socket(_family((address, 0)))
         try:
             listener.bind((address, 0))
             listener.listen(128)
@@ -93,15 +93,23 @@ def _listen(addresses: list[str]) -> Iterator[socket.socket]:
         yield listener
 
 
-def call_parent(place: Place) -> socket.socket:
-    """Connect to the parent. Raises OSError, with every address that was tried."""
+def _family(address: tuple[str, int]) -> int:
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+
+def call_parent(place: Place, make: Callable[[int], socket.socket]) -> socket.socket:
+    """Connect to the parent, with a socket that `make` makes of a family. Raises OSError, with
+    every address that was tried."""
     if place.offer is None or not place.offer.addresses:
         raise OSError("it could not listen on any address")
     tried = []
     for address in place.offer.addresses:
+        sock = make(_family(address))
         try:
-            sock = socket.create_connection(address, CONNECT_S)
+            sock.settimeout(CONNECT_S)
+            sock.connect(address)
         except OSError as error:
+            sock.close()
             tried.append(f"{address[0]}:{address[1]}: {error}")
             continue
         keep_alive(sock)

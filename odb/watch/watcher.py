@@ -47,6 +47,7 @@ class Watch:
         self._wake, self._woken = socket.socketpair()
         self._requests: deque[Message] = deque()
         self._closing = False
+        self._calling: socket.socket | None = None
         self._parent: Edge | None = None
         self._edges: list[Edge] = []
         self._deadline = time.monotonic() + MEETING_S
@@ -109,7 +110,7 @@ class Watch:
         if self._place.rank == 0:
             return
         try:
-            sock = call_parent(self._place)
+            sock = call_parent(self._place, self._make)
         except OSError as error:
             logger.warning(
                 "odb: rank %d cannot reach the rank that watches it (%s). Training goes on; if a "
@@ -128,8 +129,13 @@ class Watch:
         self._selector.register(sock, selectors.EVENT_READ, edge)
         return edge
 
+    def _make(self, family: int) -> socket.socket:
+        with _FORKING:
+            self._calling = socket.socket(family)
+            return self._calling
+
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _FORKING:
             sock, _ = listener.accept()
             keep_alive(sock)
             self._join(sock, None)
@@ -272,7 +278,8 @@ class Watch:
     def sockets(self) -> list[socket.socket]:
         """Every socket that is open."""
         lines = [edge.line.socket for edge in self._edges]
-        return [self._wake, self._woken, *self._place.listeners, *lines]
+        calling = [] if self._calling is None else [self._calling]
+        return [self._wake, self._woken, *self._place.listeners, *lines, *calling]
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's connections, so that they end with it."""
@@ -284,10 +291,18 @@ class Watch:
 _ALL: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
+_FORKING = threading.Lock()
+"""Held by whoever forks, and while a connection is made that a child would not know of: a worker
+that outlives its rank must let go of it, or nobody hears of the rank's death."""
+
+
 def _after_fork() -> None:
+    _FORKING.release()
     for watch in list(_ALL):
         watch.forget()
     _ALL.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_after_fork
+)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from odb.info import ODBStepInfo
+from odb.outbox import Content
 from odb.testing.staged.rank import StagedRank
 from spec.exchange import decode
 from spec.messages import Event, Lost, Outcome, PostCounts, PostReport, Step, Tallied, Totalled
@@ -35,13 +36,7 @@ def seen(world: World, rank: StagedRank) -> Node:
         left=world.samples - len(rank.script.read),
         inbox=_inbox(rank),
         queue=queue,
-        outbox=(
-            Outbox.CLOSED
-            if content.closed
-            else Outbox.FINISHED
-            if content.finished
-            else Outbox.OPEN
-        ),
+        outbox=_outbox(content),
         outcome=_anonymous(actor.outcome),
         trainer=taken.activity,
         steps=taken.steps[-1].step + 1 if taken.steps else 0,
@@ -53,6 +48,14 @@ def seen(world: World, rank: StagedRank) -> Node:
         entered=tuple(actor.entered),
         got=sum(info.global_samples for info in taken.steps),
     )
+
+
+def _outbox(content: Content) -> Outbox:
+    if content.closed:
+        return Outbox.CLOSED
+    if content.cut:
+        return Outbox.CUT
+    return Outbox.FINISHED if content.finished else Outbox.OPEN
 
 
 def _inbox(rank: StagedRank) -> Event | None:
