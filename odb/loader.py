@@ -17,6 +17,7 @@ from odb.batches import BatchMaker, CollateFn, LossScaling
 from odb.collate import PadCollate
 from odb.costs import CostFn, CostModel, Resource
 from odb.errors import ConfigError
+from odb.groups import GroupChoice, global_rank
 from odb.hooks import NO_HOOKS, HookedObserver, hooks_of
 from odb.info import ODBStepInfo, attach_step_info
 from odb.observer import NOBODY, Observer
@@ -29,7 +30,7 @@ from odb.shell import LoaderShell, Ports, ShellOptions
 from odb.source import LARGEST_CHUNK, ReadOptions, Source
 from odb.stats import LoaderStats
 from odb.tracing.recorder import Recorder, TraceFolder
-from odb.transport import GroupChoice, WatchOptions, global_rank
+from odb.transport import WatchOptions
 from spec.config import Budget, Config, CostRule, Idle, Mode
 from spec.rank import Setup
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from odb.errors import ConfigError, CostError
 from odb.faults import FaultLog
+from odb.groups import GroupChoice
 from odb.interpreter import Interpreter
-from odb.transport import GroupChoice, LinkBroken, LoopBack, Transport, connect
+from odb.transport import LinkBroken, LoopBack, Transport, connect
 from spec.config import Budget, Config, CostRule
 from spec.messages import Outcome, Step
 from spec.rank import RankState, Setup, held

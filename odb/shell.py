@@ -197,8 +197,10 @@ class LoaderShell:
                     state.place.step,
                 )
         error = self._faults.explain(outcome, state.place.step, undelivered)
-        self.release()
+        if error is None:
+            self.release()  # behind the epoch nothing is left of it
         in_time = self._ports.outbox.finish(error)
+        self.release()  # which may take seconds while workers start: an error does not wait for it
         if error is not None and not in_time and state.trainer is Trainer.RETIRED:
             logger.error("odb: an epoch that this rank had left (idle stop) failed: %s", error)
 

@@ -1,4 +1,4 @@
-"""The exchange between ranks: the only module that talks to torch.distributed.
+"""The exchange between ranks. Only this module and `odb.groups` know torch.distributed.
 
 A loader gets a Gloo group of its own, so that its exchanges, which run in the background, can never
 be confused with the trainer's collectives or with those of another loader.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import pickle
 import re
 import threading
@@ -16,12 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from odb.errors import NotDistributedError, ODBError
+from odb.groups import ALONE, GroupChoice, OwnGroup, own_group, seat_in
 from odb.sharding import Seat
 from odb.watch.activity import Activity
 from odb.watch.rendezvous import meet
@@ -39,9 +39,6 @@ NAMING_S = 2.0
 
 WAKING_S = 0.5
 """How long a rank whose exchange timed out listens whether others have given it up already."""
-
-GroupChoice = Literal["world"] | dist.ProcessGroup | None
-"""Which ranks are aligned: all, those of a process group, or (None) this one by itself."""
 
 
 class LinkBroken(ODBError):
@@ -96,7 +93,7 @@ class Transport(Protocol):
 class LoopBack:
     """The exchange of a single rank: everything comes back as it is."""
 
-    seat = Seat(0, 1)
+    seat = ALONE
 
     def __init__(self) -> None:
         self.activity = Activity()
@@ -130,12 +127,12 @@ class GlooLink:
     is left behind stays with Gloo, which ends it when the other ranks let go of their ends too.
     """
 
-    def __init__(self, group: dist.ProcessGroup, seat: Seat, release: _Release) -> None:
+    def __init__(self, own: OwnGroup, seat: Seat) -> None:
         self.seat = seat
         self.activity = Activity()
         self.watch: Watch | None = None
-        self._group: dist.ProcessGroup | None = group
-        self._release = release
+        self._group: dist.ProcessGroup | None = own.group
+        self._release = own.release
         self._broken = False
 
     def maximum(self, values: Sequence[int]) -> tuple[int, ...]:
@@ -283,14 +280,6 @@ def _broken_by(verdict: Verdict) -> LinkBroken:
             return LinkTimeout("another rank has given up waiting", late)
 
 
-class _Release(Protocol):
-    def __call__(self, group: dist.ProcessGroup, broken: bool) -> None: ...
-
-
-def _destroy(group: dist.ProcessGroup, broken: bool) -> None:
-    dist.destroy_process_group(group)
-
-
 class _translated_errors:
     """Turns what Gloo raises into LinkBroken or LinkTimeout."""
 
@@ -302,37 +291,6 @@ class _translated_errors:
             text = str(error)
             kind = LinkTimeout if re.search("timed? ?out", text, re.IGNORECASE) else LinkBroken
             raise kind(text.partition("\n")[0]) from error
-
-
-def seat_in(choice: GroupChoice) -> Seat:
-    """This rank's seat in the group. Raises NotDistributedError if there should be one and is not.
-
-    Never silently alone: without a process group, a job that was started as several ranks gets an
-    error, unless the caller asked for `group=None`.
-    """
-    if choice is None:
-        return LoopBack.seat
-    if not (dist.is_available() and dist.is_initialized()):
-        world = os.environ.get("WORLD_SIZE", "1")
-        if choice != "world" or world not in ("", "1"):
-            raise NotDistributedError(
-                f"WORLD_SIZE is {world}, but there is no process group to align ranks over: call "
-                "torch.distributed.init_process_group before iterating, or pass group=None if "
-                "this rank is to form batches by itself"
-            )
-        return LoopBack.seat
-    group = dist.group.WORLD if choice == "world" else choice
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise NotDistributedError("this rank is not a member of the group that it passed")
-    return Seat(rank, dist.get_world_size(group))
-
-
-def global_rank() -> int:
-    """This process's rank among all of the job, whatever group a loader aligns."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    return int(os.environ.get("RANK") or 0)
 
 
 @dataclass(frozen=True)
@@ -351,14 +309,9 @@ def connect(choice: GroupChoice, timeout: float, watch: WatchOptions | None = No
     seat = seat_in(choice)
     if choice is None or not (dist.is_available() and dist.is_initialized()):
         return LoopBack()
-    wait = timedelta(seconds=timeout)
     try:
         with _translated_errors():
-            if choice == "world" or seat.world_size == dist.get_world_size():
-                group = dist.new_group(backend="gloo", timeout=wait, group_desc="odb")
-                link = GlooLink(group, seat, _destroy)
-            else:
-                link = _SUBGROUPS.take(choice, seat, wait)
+            link = GlooLink(own_group(choice, seat, timeout), seat)
             if watch is not None and seat.world_size > 1:
                 link.start_watch(watch)
             return link
@@ -368,53 +321,3 @@ def connect(choice: GroupChoice, timeout: float, watch: WatchOptions | None = No
             "must iterate its loaders, in the same order. For a loader on one rank alone, such as "
             "an evaluation on rank 0, pass group=None"
         ) from error
-
-
-class _Subgroups:
-    """Gloo groups over some of the ranks, reused instead of destroyed.
-
-    PyTorch names a group that only its members create after its ranks and the number of groups
-    alive, and never clears the name's entries in its store. A group made after an equal one was
-    destroyed finds the old addresses there and hangs (measured: torch 2.13). So these live as long
-    as the process, and a later loader over the same ranks takes a free one. Which one, the members
-    agree on, as they may have closed their loaders in different orders.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: dict[tuple[int, ...], list[dist.ProcessGroup]] = {}
-        self._free: dict[tuple[int, ...], set[int]] = {}
-
-    def take(self, over: dist.ProcessGroup, seat: Seat, timeout: timedelta) -> GlooLink:
-        """A group for exactly the ranks of `over`, which no other loader uses."""
-        ranks = tuple(dist.get_process_group_ranks(over))
-        with self._lock:
-            made = self._made.setdefault(ranks, [])
-            free = self._free.setdefault(ranks, set())
-            offers: list[Any] = [None] * seat.world_size
-            dist.all_gather_object(offers, sorted(free), group=over)
-            common = set.intersection(*(set(offer) for offer in offers))
-            if common:
-                number = min(common)
-                free.remove(number)
-            else:
-                number = len(made)
-                made.append(
-                    dist.new_group(
-                        list(ranks),
-                        backend="gloo",
-                        timeout=timeout,
-                        use_local_synchronization=True,
-                        group_desc="odb",
-                    )
-                )
-
-        def release(group: dist.ProcessGroup, broken: bool) -> None:
-            if not broken:  # a broken one is of no use to anybody
-                with self._lock:
-                    free.add(number)
-
-        return GlooLink(made[number], seat, release)
-
-
-_SUBGROUPS = _Subgroups()

@@ -58,10 +58,12 @@ def meet(rank: int, world_size: int, gather: Gather) -> Place:
 
 def host_identity() -> str:
     """A text that is the same for ranks that can reach each other over the loop-back."""
-    boot = ""
+    boot, network = "", 0
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    return f"{socket.gethostname()} {boot}"
+    with contextlib.suppress(OSError):
+        network = os.stat("/proc/self/ns/net").st_ino  # containers have a loop-back of their own
+    return f"{socket.gethostname()} {boot} {network}"
 
 
 def own_addresses() -> list[str]:
