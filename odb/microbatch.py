@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from odb.errors import ConfigError, CostError
+from odb.farewell import at_exit
 from odb.faults import FaultLog
 from odb.groups import GroupChoice
 from odb.interpreter import Interpreter
-from odb.transport import LinkBroken, LoopBack, Transport, connect
+from odb.transport import LinkBroken, LoopBack, Transport, WatchOptions, connect
 from spec.config import Budget, Config, CostRule
 from spec.messages import Outcome, Step
 from spec.rank import RankState, Setup, held
@@ -94,7 +95,9 @@ def plan_microbatches(
 
     Collective: every rank of the group must call it, in the same order with other calls. Raises
     CostError on a rank whose costs or weights are not whole numbers of 0 or more, and then
-    PeerFailedError on all others; MismatchError if the budgets differ.
+    PeerFailedError on all others; MismatchError if the budgets differ; PeerLostError if the process
+    of a rank is gone. Late ranks are named in a warning after a minute (logger "odb"), and in an
+    ExchangeTimeoutError after half an hour.
     """
     rule = CostRule.SUMMED if packed else CostRule.PADDED
     budget = Budget(int(token_budget), rule, max_samples)
@@ -183,6 +186,8 @@ class _PlanShell:
 
 TIMEOUT_S = 1800.0
 
+WARN_AFTER_S = 60.0
+
 _LINKS: weakref.WeakKeyDictionary[dist.ProcessGroup, Transport] = weakref.WeakKeyDictionary()
 
 
@@ -196,8 +201,14 @@ def _link(choice: GroupChoice) -> Transport:
     if over is None:
         raise ConfigError("this rank is not a member of the group that it passed")
     if over not in _LINKS:
-        _LINKS[over] = connect(choice, TIMEOUT_S)
+        _LINKS[over] = connect(choice, TIMEOUT_S, WatchOptions(WARN_AFTER_S))
+        at_exit(_say_bye)
     return _LINKS[over]
+
+
+def _say_bye() -> None:
+    for link in list(_LINKS.values()):
+        link.say_bye()
 
 
 def _whole(what: str, index: int, value: Any) -> int:

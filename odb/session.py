@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import multiprocessing.util
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +10,7 @@ from typing import Any
 
 from odb.batches import Delivery
 from odb.errors import ODBError, PeerLostError
+from odb.farewell import at_exit
 from odb.faults import timed_out
 from odb.info import ODBStepInfo
 from odb.interpreter import Interpreter
@@ -121,7 +119,7 @@ class Session:
         self._driver: Driver | None = None
         self._broken: ODBError | None = None
         _OPEN.add(self)
-        _close_all_at_exit()
+        at_exit(_close_all)
         transport.listen(self._hear)
 
     def _hear(self, verdict: Verdict) -> None:
@@ -208,19 +206,8 @@ class Session:
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
-_AT_EXIT_OF: list[int] = []
-"""The processes, this one and those that it was forked from, that close their loaders at exit."""
 
 
-def _close_all_at_exit() -> None:
-    """Processes of `multiprocessing` do not run what `atexit` knows, and a forked one does not
-    inherit what is registered for its end."""
-    if os.getpid() not in _AT_EXIT_OF:
-        _AT_EXIT_OF.append(os.getpid())
-        multiprocessing.util.Finalize(None, _close_all, exitpriority=100)
-
-
-@atexit.register
 def _close_all() -> None:
     """Leave no rank in doubt: one that ends in the middle of an epoch says nothing, and is lost."""
     for session in list(_OPEN):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -44,6 +46,23 @@ def test_a_rank_without_samples_gets_idle_microbatches() -> None:
     a, b = run_ranks(plans, 2, [[4, 4, 4], []], {}, start_method="fork", timeout=60)
     assert len(a) == len(b) == 2
     assert [m.indices for m in b] == [(), ()]
+
+
+def dies_between_calls(rank: int, world_size: int) -> str:
+    odb.plan_microbatches([3], 8)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        odb.plan_microbatches([3], 8)
+    except odb.PeerLostError as error:
+        return f"lost {error.rank}"
+    return "no error"
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    results = run_ranks(dies_between_calls, 3, start_method="fork", timeout=60, check=False)
+    assert results.values == ("lost 1", None, "lost 1")
+    assert [failure.rank for failure in results.failures] == [1]
 
 
 def test_packed_costs_and_weights_in_one_process() -> None:
