@@ -147,6 +147,10 @@ class PeerLostError(_FromFacts):
         self.step = step
         self.reason = reason
 
+    def before(self, step: int) -> PeerLostError:
+        """The same, noticed before another step."""
+        return PeerLostError(rank=self.rank, step=step, reason=self.reason)
+
 
 class ExchangeTimeoutError(_FromFacts, TimeoutError):
     """Some ranks did not take part in an exchange within the loader's `timeout`. `missing` names

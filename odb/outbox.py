@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -70,9 +71,11 @@ class Outbox(Generic[T]):
             self._failed = self._failed or error is not None
             return not late
 
-    def fail(self, error: BaseException) -> list[T]:
-        """Give the consumer the error instead of what is queued; returns what it will not get."""
+    def fail(self, error_at: Callable[[int], BaseException]) -> list[T]:
+        """Give the consumer an error instead of what is queued; returns what it will not get.
+        `error_at` makes it, of the number of items that the consumer has had."""
         with self._changed:
+            error = error_at(self.taken)
             dropped = list(self._items)
             self._items.clear()
             self._dropped = True

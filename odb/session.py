@@ -61,9 +61,9 @@ class Driver:
         """The step that the trainer would take next."""
         return self._outbox.taken
 
-    def drop_steps(self, error: BaseException) -> None:
-        """Give the trainer this error at once, instead of what is queued."""
-        self._shell.drop(self._outbox.fail(error))
+    def drop_steps(self, error_at: Callable[[int], BaseException]) -> None:
+        """Give the trainer an error at once, instead of the steps from some number on."""
+        self._shell.drop(self._outbox.fail(error_at))
 
     def finish(self, error: BaseException) -> None:
         """Give the trainer this error behind what is queued."""
@@ -133,7 +133,7 @@ class Session:
                 self._report(lost)
                 self._broken = self._broken or lost
                 if driver is not None:
-                    driver.drop_steps(lost)
+                    driver.drop_steps(lost.before)
                 if self._on_peer_lost is not None:
                     self._on_peer_lost(lost)
             case Overdue(late):

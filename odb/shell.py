@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from odb.batches import BatchMaker, Delivery, Spare
-from odb.errors import BatchError, SampleError, TooManySkippedError
+from odb.errors import BatchError, PeerLostError, SampleError, TooManySkippedError
 from odb.faults import FaultLog
 from odb.info import SampleId
 from odb.outbox import Outbox
@@ -199,6 +199,8 @@ class LoaderShell:
         error = self._faults.explain(outcome, state.place.step, undelivered)
         if error is None:
             self.release()  # behind the epoch nothing is left of it
+        if isinstance(error, PeerLostError):
+            self.drop(self._ports.outbox.fail(error.before))
         in_time = self._ports.outbox.finish(error)
         self.release()  # which may take seconds while workers start: an error does not wait for it
         if error is not None and not in_time and state.trainer is Trainer.RETIRED:

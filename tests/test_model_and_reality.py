@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import odb
 from model_check.mutants import MutantResult, judge
 from model_check.profiles import JOIN_PAD, JOIN_STOP, LONG, MODE_NAMES, SHORT, for_mutants
 from model_check.simulate import SimulationOptions, replay
@@ -126,11 +127,25 @@ def test_a_retired_trainer_hears_of_a_loss_when_it_asks_for_the_next_epoch() -> 
     )
 
 
+def test_an_error_that_cuts_an_outbox_short_says_behind_which_step() -> None:
+    """(`odb chaos --seed 1 --run 119` had a rank with 2 steps whose error said 3.)"""
+    outbox: Outbox[int] = Outbox(4)
+    for item in range(3):
+        outbox.put(item)
+    assert [outbox.take(), outbox.take()] == [0, 1]
+    lost = odb.PeerLostError(rank=1, step=3, reason="it ended")
+    assert outbox.fail(lost.before) == [2]
+    assert outbox.look().cut
+    with pytest.raises(odb.PeerLostError) as caught:
+        outbox.take()
+    assert (caught.value.rank, caught.value.step, caught.value.reason) == (1, 2, "it ended")
+
+
 def test_an_outbox_keeps_the_error_that_its_consumer_could_not_be_given() -> None:
     outbox: Outbox[int] = Outbox(1)
     outbox.finish()
     assert outbox.take() is None
-    assert outbox.fail(RuntimeError("a peer is lost")) == []
+    assert outbox.fail(lambda step: RuntimeError("a peer is lost")) == []
     assert outbox.unheard is None  # the epoch may have been through
     error = RuntimeError("so the epoch has failed")
     assert not outbox.finish(error)

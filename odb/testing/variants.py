@@ -53,10 +53,10 @@ class LosesItsEnd(Outbox[Any]):
 class KeepsItsSteps(Outbox[Any]):
     """Steps stay queued when a peer is lost, and the error comes behind them."""
 
-    def fail(self, error: BaseException) -> list[Any]:
+    def fail(self, error_at: Callable[[int], BaseException]) -> list[Any]:
         with self._changed:
             self._dropped = True
-            self.finish(error)
+            self.finish(error_at(self.taken))
             self._changed.notify_all()
         return []
 
