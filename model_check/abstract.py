@@ -41,6 +41,10 @@ class SeveralGroups:
     def __iter__(self) -> Iterator[Any]:
         return iter(some_samples(self.samples))
 
+    def __bool__(self) -> bool:
+        """Whether they hold samples: all of them do, or none."""
+        return bool(self.samples >= 1)
+
 
 class SeveralTotals:
     """The totals of so many steps, one at least."""
@@ -64,16 +68,21 @@ class Steps(Step):
 
 
 class Row(tuple[Any, ...]):
-    """A tuple that can be sliced at a symbolic place, if that is where an element begins."""
+    """A tuple in which elements may stand for many. A slice counts what they stand for: it may
+    begin and end where an element does. An element by its number is one by itself, or the first."""
 
     __slots__ = ()
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, slice):
+            if index != 0 and any(map(stands_for_many, self)):
+                raise NeedsConcrete("which element that is, depends on how many others stand for")
             return super().__getitem__(index)
-        start, stop = index.start, index.stop
-        if not isinstance(start, SymInt) and not isinstance(stop, SymInt):
+        if index.step is not None or _negative(index.start) or _negative(index.stop):
+            if any(map(stands_for_many, self)):
+                raise NeedsConcrete("only slices from one place to another are symbolic")
             return Row(super().__getitem__(index))
+        start, stop = index.start, index.stop
         taken, place = [], _ZERO
         for element in self:
             after = place + size_of(element)
@@ -85,6 +94,13 @@ class Row(tuple[Any, ...]):
                 raise NeedsConcrete("a slice cuts through what stands for several elements")
             place = after
         return Row(taken)
+
+    def __add__(self, other: Any) -> Any:
+        return Row((*self, *other))
+
+
+def _negative(place: Any) -> bool:
+    return isinstance(place, int) and place < 0
 
 
 class Size(SymInt):
@@ -99,6 +115,13 @@ class Size(SymInt):
 
 
 _ZERO: Any = 0
+
+
+def stands_for_many(element: Any) -> bool:
+    """Whether an element of a tuple may stand for several."""
+    if isinstance(element, Step):
+        element = element.group
+    return isinstance(element, STANDS_FOR_MANY)
 
 
 def size_of(element: Any) -> Any:
@@ -119,7 +142,7 @@ def length(values: Iterable[Any]) -> Any:
 def some_samples(number: Any) -> tuple[Any, ...]:
     """So many samples."""
     if isinstance(number, SymInt):
-        return (Several(number),) if number >= 1 else ()
+        return Row((Several(number),) if number >= 1 else ())
     return tuple(Sample(next(_NUMBERS), 1, 1) for _ in range(number))
 
 
@@ -127,7 +150,7 @@ def some_groups(number: Any, samples: Any) -> tuple[Any, ...]:
     """So many groups with so many samples in all. None is empty if there are as many samples as
     groups; all are if there are no samples."""
     if isinstance(number, SymInt) or isinstance(samples, SymInt):
-        return (SeveralGroups(number, samples),) if number >= 1 else ()
+        return Row((SeveralGroups(number, samples),) if number >= 1 else ())
     if not number:
         return ()
     if not samples:

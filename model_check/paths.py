@@ -18,7 +18,7 @@ from typing import Any
 
 import z3
 
-from model_check.abstract import STANDS_FOR_MANY, SeveralGroups, length
+from model_check.abstract import Row, SeveralGroups, length, stands_for_many
 from model_check.symbolic import (
     RUNS,
     EngineSignal,
@@ -28,7 +28,6 @@ from model_check.symbolic import (
     bool_term,
     int_term,
 )
-from spec.messages import Step
 
 
 class _Infeasible(EngineSignal):
@@ -89,15 +88,18 @@ def _int(*args: Any, **options: Any) -> Any:
 def _len(values: Any) -> Any:
     if isinstance(values, SeveralGroups) or _holds_many(values):
         return length(values)
+    if isinstance(values, list) and _holds_many(builtins.tuple(values)):
+        return length(values)
     return builtins.len(values)
 
 
 def _holds_many(values: Any) -> bool:
-    return isinstance(values, tuple) and any(
-        isinstance(v, STANDS_FOR_MANY)
-        or (isinstance(v, Step) and isinstance(v.group, STANDS_FOR_MANY))
-        for v in values
-    )
+    return isinstance(values, builtins.tuple) and any(map(stands_for_many, values))
+
+
+def _tuple(*args: Any) -> Any:
+    values = builtins.tuple(*args)
+    return Row(values) if _holds_many(values) else values
 
 
 def _range(*args: Any) -> Any:
@@ -140,6 +142,7 @@ MERGED = {
     "sorted": _sorted,
     "len": _len,
     "range": _range,
+    "tuple": _tuple,
 }
 """Builtins that the functions under test find in place of Python's."""
 

@@ -26,7 +26,7 @@ import z3
 
 from model_check.disjoint import not_apart
 from model_check.paths import Engine, Path, Paths
-from model_check.symbolic import SymBool, SymInt, SymReal, bool_term
+from model_check.symbolic import NeedsConcrete, SymBool, SymInt, SymReal, bool_term
 
 
 class Proof(Enum):
@@ -133,6 +133,7 @@ class ProofResult:
     witness: Values = field(default_factory=dict)
     counterexample: Values | None = None
     broken: tuple[str, ...] = ()
+    witnessed: bool = False
     why: str = ""
     conditions: list[Condition] = field(default_factory=list)
 
@@ -168,6 +169,8 @@ class Prover:
         result = ProofResult(obligation, Proof.UNKNOWN)
         try:
             result.proof = settle(obligation, about, result)
+        except NeedsConcrete as reason:
+            result.proof, result.why = Proof.UNKNOWN, f"cannot be run on symbols: {reason}"
         except _Unsettled as reason:
             result.proof, result.why = Proof.UNKNOWN, str(reason)
         result.seconds = time.perf_counter() - began
@@ -206,6 +209,11 @@ class Prover:
                 raised = [path.error for path in within if path.error is not None]
                 return self._replay(obligation, subject, source, model, result, raised)
         self._check_cover(assumed, paths.paths, result)
+        if not result.witnessed:
+            raise _Unsettled(
+                f"proved, but false of the witness {result.witness} on plain integers: what stands "
+                "for plain values does not behave as they do"
+            )
         return Proof.PROVED
 
     def _witness(
@@ -225,6 +233,7 @@ class Prover:
             raise _Unsettled(
                 f"the witness {witness} does not satisfy the assumptions when replayed"
             )
+        result.witnessed = holds
         return witness
 
     def _replay(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from proofs.theorem import Theorem
 from spec import exchange
 from spec.config import Budget, Config, Idle, Mode
 from spec.exchange import Decision, Finish, Mismatch, Steps, Tally
+from spec.variants import rules
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,25 @@ def _envelope(source: Source, f: Deciding) -> Callable[[], Any]:
     return claim
 
 
+def _lends(source: Source, f: Deciding) -> Callable[[], Any]:
+    """`lacking`: any drained rank without a sample to idle with."""
+    world_size, tally, reports = _round(source)
+    lacking = reports[0]
+    source.assume(both(lacking.want == 0, _without(lacking.has_spare)))
+
+    def claim() -> Any:
+        decision = _decision(f, world_size, tally)
+        if not isinstance(decision, Steps) or f.config.idle is not Idle.PAD:
+            return True
+        return decision.donor is not None and decision.donor == tally.spare_from
+
+    return claim
+
+
+def _without(flag: Any) -> Any:
+    return not flag if isinstance(flag, bool) else ~flag
+
+
 def _finish_means_done(source: Source, f: Deciding) -> Callable[[], Any]:
     world_size, tally, reports = _round(source)
 
@@ -142,7 +162,13 @@ class _Fickle:
         return tally.want + self.asked
 
 
-def _in_every_mode(name: str, says: str, body: Any, mutants: dict[str, Any]) -> list[Obligation]:
+def _in_every_mode(
+    name: str,
+    says: str,
+    body: Any,
+    mutants: dict[str, Any],
+    modes: Collection[str] = tuple(MODES),
+) -> list[Obligation]:
     return [
         Obligation(
             f"{name} ({mode})",
@@ -152,6 +178,7 @@ def _in_every_mode(name: str, says: str, body: Any, mutants: dict[str, Any]) -> 
             {changed: replace(mutant, config=config) for changed, mutant in mutants.items()},
         )
         for mode, config in MODES.items()
+        if mode in modes
     ]
 
 
@@ -168,7 +195,8 @@ AGREEMENT = Theorem(
         "By induction over rounds. All ranks evaluate `decide` on one tally, so they decide alike. "
         "Unless that is a Mismatch, any two ranks have equal terms, among them round and step. "
         "Each then adds the same number of steps: T, or what the quota leaves of it, which "
-        "depends on the totals that all have received."
+        "depends on the totals that all have received (that it does, and numbers its steps so, is "
+        "part of identity-coverage)."
     ),
     leaves_out=(
         "Ranks that have died; that a queue and its trainer take every step that is emitted "
@@ -195,7 +223,8 @@ ENVELOPE = Theorem(
     states=(
         "Whenever ranks decide to take T steps, T is at least 1 and at most the number of samples "
         "of every rank that has samples, for any number of ranks. And the epoch finishes only "
-        "when no rank wants a step (without a quota in quota mode: when some rank is drained)."
+        "when no rank wants a step (without a quota in quota mode: when some rank is drained). A "
+        "rank that has to idle and has no sample to do it with is lent one."
     ),
     assumes=(
         "Reports as sound ranks post them: no more groups than samples, and a drained rank gives "
@@ -215,6 +244,13 @@ ENVELOPE = Theorem(
                 "T ignores the smallest sample count": _changed(target=lambda t: t.want),
                 "T is one lower": _changed(target=lambda t: min(t.want, t.limit) - 1),
             },
+        ),
+        *_in_every_mode(
+            "lending",
+            "if a rank that has to idle has no sample for it, the one that keeps one lends it",
+            _lends,
+            {"nobody lends": _changed(decide=rules.never_lend)},
+            modes=("join, idle pad", "quota mode with a quota"),  # in the others nobody pads
         ),
         *_in_every_mode(
             "an epoch finishes when it is done",

@@ -30,17 +30,17 @@ COVERAGE: Mapping[str, Coverage] = {
     "deadlock-freedom": Coverage(
         ("deadlock-freedom", "identity-coverage"),
         (EVERY_SHARD, f"{LOADER}::test_nothing_is_left_of_an_epoch"),
-        "more ranks with faults or stops than were explored; locks of Gloo and of Python",
+        "proved without faults and stops; more ranks with them than were explored; locks",
     ),
     "bounded-termination": Coverage(
         ("bounded-termination",),
         (EVERY_SHARD,),
-        "an input that neither delivers nor ends (the loader's timeout is for that)",
+        "proved for join mode without faults; an input that neither delivers nor ends",
     ),
     "identity-coverage": Coverage(
         ("identity-coverage", "partition", "target-envelope"),
         (EVERY_SHARD, f"{LOADER}::test_a_shared_dataset_is_seen_exactly_once"),
-        "what a dataset or a sampler of the user's leaves out itself",
+        "grouping of more than 3 samples, by the solver; what a dataset leaves out itself",
     ),
     "quota-closure": Coverage(
         ("quota-closure", "target-envelope"),

@@ -220,8 +220,9 @@ THEOREM = Theorem(
         "capacity from 1, there is always somebody who can act, until all are through."
     ),
     assumes=(
-        "After every event a rank asks for one thing, and after a decision all post the same "
-        "collectives (identity-coverage); they decide alike (step-alignment). Inputs answer; an "
+        "After every event a rank asks for one thing, after a decision all post the same "
+        "collectives, and who has to idle has a sample for it (identity-coverage, "
+        "target-envelope); they decide alike (step-alignment). Inputs answer; an "
         "exchange and a gradient complete once all are in them, for all ranks. Trainers meet in a "
         "gradient in every step."
     ),

@@ -11,7 +11,8 @@ from proofs.theorem import Theorem
 
 HEAD = """# Proofs
 
-What is proved of the protocol for every number of ranks, every number of samples, every budget.
+What is proved of the protocol for every number of ranks and samples and every budget, within what
+each theorem leaves out (partition and bounded-delay run the grouping itself on few samples only).
 Written by `python -m proofs.document` from the code in `proofs/`; a test fails if the two
 differ.
 

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_check.abstract import some_samples
-from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, either, implies
+from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, implies
+from proofs.conduct import asks, counts_on, filters, follows, held_samples, steps_first
 from proofs.machine import NEXT, NOWHERE, Machine, Situation, Transitions
 from proofs.theorem import Theorem
 from spec import rank, samples
 from spec.config import Idle
-from spec.enabled import COLLECTIVES
-from spec.exchange import Abort, Steps
 from spec.messages import (
     Arrived,
-    Command,
     Emit,
     Emitted,
     End,
@@ -27,14 +25,6 @@ from spec.messages import (
     Finished,
     GiveUp,
     InputEnded,
-    KeepSpare,
-    PeerLost,
-    PostCounts,
-    PostReport,
-    Pull,
-    Retire,
-    ShareReason,
-    ShareSpare,
     Tallied,
     Totalled,
 )
@@ -47,23 +37,11 @@ from spec.rank import (
     Setup,
     Trainer,
     Transition,
+    has_spare,
     room_left,
 )
 from spec.samples import Sample
 from spec.variants import machines
-
-ASKS: dict[Phase, type[Command]] = {
-    Phase.FILLING: Pull,
-    Phase.REPORTING: PostReport,
-    Phase.TOTALLING: PostCounts,
-    Phase.EMITTING: Emit,
-    Phase.ENDED: End,
-}
-"""The command that a rank in a phase has given last, and whose answer it waits for."""
-
-SILENT = (Filter, KeepSpare, ShareSpare, Retire, GiveUp, ShareReason)
-"""The commands that ask for no event."""
-
 
 # ---------------------------------------------------------------- the invariant
 
@@ -105,12 +83,6 @@ def _no(condition: Any) -> Any:
     return not condition if isinstance(condition, bool) else ~condition
 
 
-def held_samples(state: RankState) -> Any:
-    """How many samples the rank holds."""
-    steps = [step.group for step in state.pending]
-    return len(state.window) + sum(len(group) for group in (*state.groups, *steps))
-
-
 def occurrences(x: Any, groups: Iterable[Iterable[Any]]) -> int:
     """How often the sample is in the groups."""
     return sum(1 for group in groups for sample in group if sample is x)
@@ -139,6 +111,9 @@ def _before(situation: Situation) -> tuple[Setup, RankState, Event] | None:
         in_envelope = setup.rules.target(event.tally) <= held_samples(state)
         if not in_envelope:
             return None
+    lacks_one = isinstance(event, Tallied) and not state.groups and not has_spare(state)
+    if lacks_one and situation.tally.spare_missing == 0:
+        return None  # the tally bounds what this rank has said
     return setup, state, event
 
 
@@ -154,10 +129,13 @@ def _transition(source: Source, machine: Machine) -> Callable[[], Any]:
         return Parts(
             identity_coverage=_accounts(situation, state, event, after, commands),
             bounded_memory=held_samples(after) <= setup.config.window,
-            uniform_abort=_steps_first(state, event, after, commands),
-            deadlock_freedom=both(
-                _asks(setup, state, after, commands), _meets(setup, event, after, commands)
+            uniform_abort=steps_first(setup, state, event, after, commands),
+            deadlock_freedom=asks(setup, state, after, commands),
+            step_alignment=both(
+                follows(setup, state, event, after, commands),
+                counts_on(setup, state, event, after),
             ),
+            filtering=filters(setup, event, after, commands),
             invariant=sound(setup, after),
         )
 
@@ -180,54 +158,6 @@ def _accounts(
         out += situation.place == NEXT
         left = len(state.pending[0].group)
     return both(places(x, after) + out == had, held_samples(after) + left == held_samples(state))
-
-
-def _asks(setup: Setup, before: RankState, after: RankState, commands: Any) -> Any:
-    """The last command asks for the one thing that the phase waits for, and no other asks."""
-    if not commands:
-        return after.phase is before.phase  # the last question is still open
-    *first, last = commands
-    well_formed = isinstance(last, ASKS[after.phase]) and all(isinstance(c, SILENT) for c in first)
-    if isinstance(last, Pull):
-        return both(well_formed, last.limit >= 1)
-    if isinstance(last, PostReport):
-        tally, window = last.tally, setup.config.window
-        drained = both(tally.want == 0, tally.limit == window)
-        holding = both(tally.want >= 1, tally.want <= tally.limit, tally.limit <= window)
-        return both(well_formed, tally.limit >= 1, either(drained, holding))
-    return well_formed
-
-
-def _steps_first(state: RankState, event: Event, after: RankState, commands: Any) -> Any:
-    """Every step that was decided on is emitted or still to be emitted, so that an epoch can end
-    behind the last of them only. (A rank that has lost a peer, or gives up, emits no more.)"""
-    if isinstance(event, PeerLost) or after.trainer is not Trainer.SERVED:
-        return True
-    if any(isinstance(c, GiveUp) for c in commands):
-        return True
-    emitted = state.place.step - len(state.pending)
-    return after.place.step - len(after.pending) == emitted + isinstance(event, Emitted)
-
-
-def _meets(setup: Setup, event: Event, after: RankState, commands: Any) -> Any:
-    """What a rank posts next depends on the decision alone: so all ranks post the same."""
-    if not isinstance(event, Tallied):
-        return True
-    rules, config, tally = setup.rules, setup.config, event.tally
-    decision = rules.decide(config, setup.world_size, tally, rules.target(tally))
-    collectives: list[Any] = [c for c in commands if isinstance(c, COLLECTIVES)]
-    kinds = [type(c) for c in collectives]
-    match decision:
-        case Steps(target, None):
-            return both(kinds == [PostCounts], len(after.groups) == target)
-        case Steps(target, donor):
-            if kinds != [ShareSpare, PostCounts]:
-                return False
-            return both(collectives[0].donor == donor, len(after.groups) == target)
-        case Abort(failed):
-            return kinds == [ShareReason] and collectives[0].rank == failed
-        case _:
-            return kinds == []
 
 
 def _finish(source: Source, machine: Machine) -> Callable[[], Any]:
@@ -257,6 +187,33 @@ def _finish(source: Source, machine: Machine) -> Callable[[], Any]:
         return held_samples(after) == 0
 
     return claim
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The function that begins an epoch."""
+
+    start: Callable[[Setup, int], Transition] = rank.start
+
+
+def _starts(source: Source, f: Beginning) -> Callable[[], Any]:
+    situation = Situation(source, Machine(Phase.FILLING, Arrived))
+    epoch = source.int("epoch")
+
+    def claim() -> Any:
+        setup = situation.setup()
+        state, commands = f.start(setup, epoch)
+        here = both(state.place.epoch == epoch, state.place.round == 0, state.place.step == 0)
+        nothing = both(held_samples(state) == 0, state.arrived == 0, state.delivered == 0)
+        pulls = bool(commands) and asks(setup, state, state, commands)
+        return both(sound(setup, state), pulls, here, nothing)
+
+    return claim
+
+
+def _begins_late(setup: Setup, epoch: int) -> Transition:
+    state, commands = rank.start(setup, epoch)
+    return Transition(state._replace(place=state.place._replace(round=1)), commands)
 
 
 @dataclass(frozen=True)
@@ -367,30 +324,45 @@ THEOREM = Theorem(
     promise="identity-coverage",
     states=(
         "Whatever happens to a rank, faults and stops included, in whatever order: every sample "
-        "that has arrived is in exactly one place, until it is filtered or emitted, once; and when "
-        "a join epoch finishes, none is held. On the way the rank never holds more than the "
-        "window, and after every event it waits for exactly one thing, which can come."
+        "that has arrived is in exactly one place, until it is filtered (exactly if it cannot be "
+        "trained on) or emitted, once; and when a join epoch finishes, none is held. On the way "
+        "the rank never holds more than the window; after every event it waits for exactly one "
+        "thing; its report says what it holds; it does what the decision says and nothing else; it "
+        "emits the steps that were decided on, all of them, in their order and numbered on."
     ),
     assumes=(
         "Grouping, aligning, the draw, the quota and the target keep what is said of them "
-        "(budget, alignment-succeeds, partition, quota-closure, target-envelope); any that do are "
-        "put in their place. Samples arrive one or two at a time."
+        "(budget, alignment-succeeds, partition, quota-closure, target-envelope; the draw is "
+        "tested); any that do are put in their place. Samples arrive one or two at a time."
     ),
     reasoning=(
         "An arbitrary sample x is followed; everything else in the rank's hands is so many other "
         "samples, in so many groups. For each event in each phase that accepts it, from any state "
         "that satisfies the invariant, the loader's `transition` keeps the invariant, the number "
-        "of places that hold x, and the number of samples held. By induction over events both "
-        "hold in every state of every run. A rank that reports no group in a join epoch is drained "
-        "or says that it has failed or stopped, and then the decision is not to finish."
+        "of places that hold x, and the number of samples held. The invariant holds at the start "
+        "of an epoch, so by induction over events all of this holds in every state of every run. A "
+        "rank that reports no group in a join epoch is drained or says that it has failed or "
+        "stopped, and then the decision is not to finish."
     ),
     leaves_out=(
-        "The numbers of steps (step-alignment is about them), and longer batches of arrivals "
-        "(each of their samples is looked at alike). That the shell emits what it is told to emit "
-        "is tested on real ranks."
+        "Longer batches of arrivals (each of their samples is looked at alike), and the order of "
+        "what a rank holds besides x. That the shell emits what it is told to emit is tested on "
+        "real ranks."
     ),
     obligations=(
         *_for_every_event(),
+        Obligation(
+            "start",
+            "at the start of an epoch the rank holds nothing, and asks for samples",
+            _starts,
+            Beginning(),
+            {
+                "it begins in round 1": Beginning(_begins_late),
+                "it asks for nothing": Beginning(
+                    lambda setup, epoch: Transition(rank.start(setup, epoch).state, ())
+                ),
+            },
+        ),
         Obligation(
             "filter",
             "a sample is filtered exactly if it has no tokens or no loss weight",

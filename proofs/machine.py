@@ -19,6 +19,8 @@ from model_check.abstract import (
     SeveralGroups,
     Size,
     Steps,
+    length,
+    size_of,
     some_groups,
     some_samples,
     totals_of,
@@ -187,7 +189,7 @@ class Situation:
             pending = self._pending()
         return RankState(
             phase,
-            Place(0, n["round"], n["step"]),
+            Place(0, n["round"], n["step"] + length(pending)),
             input=choose(n["input"], self.inputs),
             trainer=choose(n["trainer"], self.trainers),
             window=window,
@@ -200,10 +202,10 @@ class Situation:
 
     def _window(self) -> tuple[Any, ...]:
         here = (self.x,) if self.place == IN_WINDOW else ()
-        return (*here, *some_samples(self.numbers["waiting"]))
+        return Row((*here, *some_samples(self.numbers["waiting"])))
 
     def _group_of_x(self) -> tuple[Any, ...]:
-        return (self.x, *some_samples(self.numbers["beside"]))
+        return Row((self.x, *some_samples(self.numbers["beside"])))
 
     def _groups(self) -> Row:
         n = self.numbers
@@ -225,11 +227,13 @@ class Situation:
             later = (self._group_of_x(), *later)
         if n["idle"] == 1:
             first, later = (), some_groups(n["before"], 0)
-        return tuple(self._step(group) for group in (first, *later))
-
-    def _step(self, group: Any) -> Step:
-        kind = Steps if isinstance(group, SeveralGroups) else Step
-        return kind(self.numbers["step"], self.numbers["round"], group, NOTHING, NOTHING)
+        steps: list[Step] = []
+        number = n["step"]
+        for group in (first, *later):
+            kind = Steps if isinstance(group, SeveralGroups) else Step
+            steps.append(kind(number, n["round"], group, NOTHING, NOTHING))
+            number = number + size_of(steps[-1])
+        return Row(steps)
 
     def event_for(self, state: RankState) -> Event:
         """The event, of any content that `check` accepts."""

@@ -136,7 +136,7 @@ TERMINATION = Theorem(
     promise="bounded-termination",
     states=(
         "A join epoch of sound ranks has no more steps than the largest shard has samples, and no "
-        "more rounds than that and one. (Every other end only comes sooner.)"
+        "more rounds than that and one."
     ),
     assumes=(
         "Reports as sound ranks post them, and a rank that wants no step is drained "
@@ -150,7 +150,10 @@ TERMINATION = Theorem(
         "below 0. Each round but the last has a step. When no rank wants one, the decision is not "
         "Steps."
     ),
-    leaves_out="That inputs answer: a rank whose input never ends and never delivers is stuck.",
+    leaves_out=(
+        "That inputs answer: a rank whose input never ends and never delivers is stuck. Quota "
+        "mode, failures and stops, which end an epoch sooner: explored."
+    ),
     obligations=(
         *_for_join(
             "on schedule",

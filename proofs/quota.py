@@ -21,6 +21,14 @@ class Closing:
     advance: Callable[[Config, Progress, Counts], Progress] = quota.advance
 
 
+@dataclass(frozen=True)
+class Folding:
+    """The fold itself, over a round of so many steps."""
+
+    length: int
+    take_steps: Callable[[Config, int, tuple[Counts, ...]], Progress] = quota.take_steps
+
+
 SHIPPED = Closing()
 
 
@@ -104,6 +112,34 @@ def _overshoot(source: Source, f: Closing) -> Callable[[], Any]:
     return claim
 
 
+def _whole_round(source: Source, f: Folding) -> Callable[[], Any]:
+    config: Any = _SomeQuota(source)
+    start = source.int("delivered before")
+    source.assume(start >= 0)
+    counts = [source.int(f"samples of step {i}") for i in range(f.length)]
+    for count in counts:
+        source.assume(count >= 1)
+    totals = tuple(Counts(count, count, count) for count in counts)
+
+    def claim() -> Any:
+        steps, delivered = f.take_steps(config, start, totals)
+        before = [start + sum(counts[:i]) for i in range(steps + 1)]
+        while_open = both(*(b < config.quota for b in before[:-1]))
+        closes = either(steps == len(totals), before[-1] >= config.quota)
+        return both(while_open, closes, delivered == before[-1])
+
+    return claim
+
+
+def _begins_anew(config: Config, delivered: int, totals: tuple[Counts, ...]) -> Progress:
+    """The quota counts from the start of each round."""
+    return quota.take_steps(config, 0, totals)
+
+
+def _takes_all(config: Config, delivered: int, totals: tuple[Counts, ...]) -> Progress:
+    return Progress(len(totals), delivered + sum(total.samples for total in totals))
+
+
 def _one_more(config: Config, progress: Progress, total: Counts) -> Progress:
     """Off by one: the step behind the one at which the quota is met is taken, too."""
     if config.quota is not None and progress.delivered > config.quota:
@@ -129,7 +165,8 @@ THEOREM = Theorem(
     ),
     assumes="Every step has at least one sample on some rank. Totals are the same on all ranks.",
     reasoning=(
-        "`take_steps` folds `advance` over the totals of the round. By induction over the fold: "
+        "`take_steps` folds `advance` over the totals of the round (run for 0 to 3 of them). By "
+        "induction over the fold: "
         "either every step so far is taken or the quota is met, the quota was not met before the "
         "last step taken, and `delivered` is what the steps taken add up to. It goes on with the "
         "next round; once the quota is met a rank wants no step."
@@ -160,6 +197,17 @@ THEOREM = Theorem(
             _overshoot,
             SHIPPED,
             {"samples count twice": Closing(_counts_double)},
+        ),
+        *(
+            Obligation(
+                f"round ({length} steps)",
+                "`take_steps` is that fold, from what was delivered before",
+                _whole_round,
+                Folding(length),
+                {"each round begins anew": Folding(length, _begins_anew)}
+                | ({"all steps are taken": Folding(length, _takes_all)} if length else {}),
+            )
+            for length in range(4)
         ),
     ),
 )

@@ -102,8 +102,40 @@ def test_a_slice_inside_of_what_stands_for_many_is_refused() -> None:
         source.assume(size >= 2)
         return lambda: len(Row(some_groups(size, size))[: size - 1]) == size - 1
 
-    with pytest.raises(NeedsConcrete, match="cuts through"):
-        prove(body)
+    found = prove(body)
+    assert found.proof is Proof.UNKNOWN
+    assert "cuts through" in found.why
+
+
+def test_what_many_stand_for_cannot_be_cut_or_counted_by_mistake() -> None:
+    """`(...)[:4]` of a window must not be taken for the window."""
+    import z3
+
+    many = Several(Size(z3.Int("n")))
+    x = Sample(7, 1, 1)
+
+    def body(source: Source, _: Any) -> Any:
+        size = source.int("size")
+        source.assume(size >= 1)
+        return lambda: len((Row((x,)) + some_samples(size))[:4]) == size + 1
+
+    assert prove(body).proof is not Proof.PROVED
+    assert Row((x, many))[0] is x
+    with pytest.raises(NeedsConcrete, match="depends on how many"):
+        Row((many, x))[1]
+    with pytest.raises(NeedsConcrete, match="one place to another"):
+        Row((many, x))[::-1]
+    assert Row((1, 2, 3))[::-1] == (3, 2, 1)
+
+
+def test_a_proof_whose_witness_is_false_on_plain_values_is_none() -> None:
+    def body(source: Source, _: Any) -> Any:
+        x = source.int("x")
+        return lambda: type(x).__name__ != "int"  # true of a symbol, false of a number
+
+    found = prove(body)
+    assert found.proof is Proof.UNKNOWN
+    assert "false of the witness" in found.why
 
 
 def test_plain_numbers_give_plain_tuples() -> None:

@@ -128,3 +128,14 @@ def test_batch_cost_is_what_memory_sees() -> None:
     assert batch_cost(Budget(99), load) == 15
     assert batch_cost(Budget(99, multiple=4), load) == 24
     assert batch_cost(Budget(99, CostRule.SUMMED), load) == 11
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 13, 16, 40])
+def test_a_large_group_is_split_into_any_number_of_parts(size: int) -> None:
+    group_ = tuple(Sample(i, 100 - i, 1) for i in range(size))
+    for target in range(1, size + 1):
+        groups, carried = align((group_,), target)
+        assert len(groups) == target
+        assert all(groups)
+        assert not carried
+        assert sorted(s for part in groups for s in part) == sorted(group_)
