@@ -202,6 +202,7 @@ def _link(choice: GroupChoice) -> Transport:
         raise ConfigError("this rank is not a member of the group that it passed")
     if over not in _LINKS:
         _LINKS[over] = connect(choice, TIMEOUT_S, WatchOptions(WARN_AFTER_S))
+        weakref.finalize(over, _LINKS[over].say_bye)
         at_exit(_say_bye)
     return _LINKS[over]
 

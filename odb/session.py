@@ -188,15 +188,18 @@ class Session:
     def close(self, timeout: float = 0.0) -> None:
         """End the epoch and give up the exchange. If the other ranks do not agree on the end
         within `timeout` seconds, a background thread waits for them."""
+        _OPEN.discard(self)
         if self._finished(timeout):
             self.transport.close()
         else:
-            threading.Thread(target=self._close_later, name="odb-close", daemon=True).start()
-        _OPEN.discard(self)
+            later = threading.Thread(target=self._close_later, name="odb-close", daemon=True)
+            _CLOSING[self] = later
+            later.start()
 
     def _close_later(self) -> None:
         self._finished(None)
         self.transport.close()
+        _CLOSING.pop(self, None)
 
     def _finished(self, timeout: float | None) -> bool:
         try:
@@ -206,10 +209,17 @@ class Session:
 
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+_CLOSING: dict[Session, threading.Thread] = {}
+"""Those that nobody has any more, whose epochs the other ranks have yet to end, and who waits."""
 
 
 def _close_all() -> None:
-    """Leave no rank in doubt: one that ends in the middle of an epoch says nothing, and is lost."""
-    for session in list(_OPEN):
-        if session._finished(EXIT_GRACE_S):
+    """Leave no rank in doubt: one that ends in the middle of an epoch says nothing, and is lost.
+    One whose epoch is over, and which only waits for its workers, is not in the middle of it."""
+    closing = dict(_CLOSING)
+    for session in (*_OPEN, *closing):
+        if session._finished(EXIT_GRACE_S) or session._doing in (Doing.BETWEEN, Doing.STARTING):
             session.transport.say_bye()
+        if session in closing:
+            # A thread that destroys a group when Python exits would abort the process.
+            closing[session].join(EXIT_GRACE_S)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import logging
 import socket
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from odb.watch import rendezvous, tree
+from odb.watch import rendezvous, tree, watcher
+from odb.watch.activity import Activity
 from odb.watch.edge import Edge
 from odb.watch.roster import Roster, pack_late, unpack_late
 from odb.watch.status import Doing, Late, Seen, Status, late_ranks, report, status_of, unpack
 from odb.watch.verdict import LostRank, Overdue, Verdict, Verdicts
+from odb.watch.watcher import Watch
 from odb.watch.wire import LONGEST_LINE, Line, WireError
 from spec.config import Budget, Config, Place
-from spec.messages import End, Filter, Finished, Pull
+from spec.messages import End, Filter, Finished, PostCounts, Pull
 from spec.rank import Phase, RankState, Setup, start
 from spec.samples import Sample
 
@@ -85,11 +92,24 @@ def test_late_ranks_are_those_that_have_not_entered_the_exchange_that_others_wai
 
 @pytest.mark.parametrize("doing", [Doing.BETWEEN, Doing.CLOSED])
 def test_a_rank_that_has_ended_its_epoch_is_late_for_the_next(doing: Doing) -> None:
-    other = Seen(status(doing)._replace(epoch=0), 0.0)
-    waiting = Seen(status(Doing.REPORTING, round_=0)._replace(epoch=1), 0.0)
+    other = Seen(status(doing), 0.0)
+    waiting = Seen(status(Doing.REPORTING, round_=0)._replace(run=1), 0.0)
     assert [entry.rank for entry in late_ranks({0: waiting, 1: other}, 9.0)] == [1]
     same = Seen(status(Doing.REPORTING), 0.0)
-    assert late_ranks({0: same, 1: other}, 9.0) == (), "it has taken part in all of epoch 0"
+    assert late_ranks({0: same, 1: other}, 9.0) == (), "it has taken part in all of that run"
+
+
+def test_runs_over_the_same_epoch_are_told_apart() -> None:
+    """A loader that is always at epoch 0: its second run waits for who has ended only the first."""
+    fast, slow = Activity(), Activity()
+    state = RankState(Phase.REPORTING, Place(0, 0, 0))
+    for activity in (fast, slow):
+        for command in (Pull(4), PostCounts(()), End(Finished())):
+            activity.begin(command, state)
+    for command in (Pull(4), PostCounts(())):
+        fast.begin(command, state)
+    assert (fast.seen.status.run, slow.seen.status.run) == (2, 1)
+    assert [entry.rank for entry in late_ranks({0: fast.seen, 1: slow.seen}, 1e9)] == [1]
 
 
 def test_nobody_is_late_while_nobody_waits() -> None:
@@ -118,7 +138,9 @@ def test_statuses_cross_to_another_clock() -> None:
     late = (Late(7, seen.status, 10.0, 5.0), Late(8, seen.status, 10.0, None))
     assert unpack_late(pack_late(late), 123.0) == late
     with pytest.raises((ValueError, KeyError, TypeError)):
-        unpack([1, "FLYING", 0, 0, 0, 0, 0, 0, None], 0.0)
+        unpack([1, "FLYING", 0, 0, 0, 0, 0, 0, 0, None], 0.0)
+    with pytest.raises(ValueError, match="no status"):
+        unpack([1, "MAKING", 0, 0, 0, 0, 0, None], 0.0)
 
 
 def test_a_warning_comes_again_after_twice_as_long(caplog: pytest.LogCaptureFixture) -> None:
@@ -172,7 +194,9 @@ def test_messages_arrive_whole_whatever_the_pieces() -> None:
     line.close()
 
 
-@pytest.mark.parametrize("text", [b"GET / HTTP/1.1\n", b"[1]\n", b'{"x":1}\n', b"\xff\n"])
+@pytest.mark.parametrize(
+    "text", [b"GET / HTTP/1.1\n", b"[1]\n", b'{"x":1}\n', b"\xff\n", b"[" * 50_000 + b"\n"]
+)
 def test_what_is_no_message_is_refused(text: bytes) -> None:
     line, far = lines()
     far.sendall(text)
@@ -242,20 +266,216 @@ def test_each_loss_is_told_once_and_the_first_verdict_holds() -> None:
     verdicts, told = Verdicts(), list[Verdict]()
     assert verdicts.add(LostRank(2, "gone"))
     verdicts.listen(told.append)
+    verdicts.tell()
     assert told == [LostRank(2, "gone")], "also what was found before"
     assert not verdicts.add(LostRank(2, "again"))
     assert verdicts.add(LostRank(1, "gone"))
+    assert told == [LostRank(2, "gone")], "not before the other ranks have heard of it"
     assert not verdicts.add(Overdue(()))
+    verdicts.tell()
     assert told == [LostRank(2, "gone"), LostRank(1, "gone")]
     assert verdicts.first == verdicts.wait(0) == LostRank(2, "gone")
     assert Verdicts().wait(0.01) is None
 
 
-def test_a_listener_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_listener_that_fails_is_logged(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(verdict: Any) -> None:
-        raise ValueError("in the callback")
+        raise error("in the callback")
 
     verdicts = Verdicts()
     verdicts.listen(fail)
     assert verdicts.add(LostRank(2, "gone"))
+    verdicts.tell()
     assert "in the callback" in caplog.text
+
+
+# ---------------------------------------------------------------- the thread, with sockets
+
+
+@contextmanager
+def watching_root(world_size: int) -> Iterator[tuple[Watch, tuple[str, int], str]]:
+    """The watch of rank 0, where it listens, and the token."""
+    place = rendezvous.meet(0, world_size, lambda value: [value] * world_size)
+    address, token = place.listeners[0].getsockname()[:2], place.token
+    watch = Watch(place, Activity(), None)
+    try:
+        yield watch, address, token
+    finally:
+        watch.close()
+
+
+class Neighbour:
+    """A rank that is played by the test."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(5)
+        self.socket = sock
+        self.heard: list[str] = []
+        self._file = sock.makefile("rb")
+
+    def until(self, kind: str) -> dict[str, Any]:
+        """The next message of a kind. Fails at the end of the connection."""
+        for line in self._file:
+            message: dict[str, Any] = json.loads(line)
+            self.heard.append(message["t"])
+            if message["t"] == kind:
+                return message
+        raise AssertionError(f"no {kind!r} but {self.heard}")
+
+    def ended(self) -> bool:
+        """Whether the connection ends without a message."""
+        return self._file.read() == b""
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+def child(rank: int, address: tuple[str, int], token: str) -> Neighbour:
+    sock = socket.create_connection(address)
+    sock.sendall(json.dumps({"t": "hello", "rank": rank, "token": token}).encode() + b"\n")
+    return Neighbour(sock)
+
+
+def test_other_ranks_hear_of_a_loss_before_a_callback_that_blocks() -> None:
+    with watching_root(3) as (watch, address, token):
+        called, release = threading.Event(), threading.Event()
+
+        def block(verdict: Verdict) -> None:
+            called.set()
+            release.wait(10)
+
+        watch.verdicts.listen(block)
+        children = [child(rank, address, token) for rank in (1, 2)]
+        assert [c.until("welcome")["t"] for c in children] == ["welcome"] * 2
+        children[1].close()
+        assert called.wait(5)
+        assert children[0].until("lost")["rank"] == 2
+        release.set()
+        children[0].close()
+
+
+@pytest.mark.parametrize("said", [b"[" * 200_000 + b"\n", b"x" * 5000, b'{"t":"hello"}\n', b""])
+def test_a_stranger_is_sent_away_and_the_watch_goes_on(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "GREETING_S", 0.1)
+    with watching_root(2) as (watch, address, token):
+        stranger = Neighbour(socket.create_connection(address))
+        with contextlib.suppress(OSError):
+            stranger.socket.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.ended()
+        stranger.close()
+        real = child(1, address, token)
+        real.until("welcome")
+        real.close()
+        assert watch.verdicts.wait(5) is not None
+
+
+def test_strangers_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "MOST_CALLERS", 2)
+    with watching_root(2) as (_, address, token):
+        strangers = [Neighbour(socket.create_connection(address)) for _ in range(3)]
+        assert strangers[0].ended()
+        child(1, address, token).until("welcome")
+        assert all(stranger.ended() for stranger in strangers), "nobody else is expected"
+
+
+def test_a_neighbour_that_talks_nonsense_is_told_goodbye() -> None:
+    with watching_root(2) as (watch, address, token):
+        real = child(1, address, token)
+        real.until("welcome")
+        real.socket.sendall(b'{"t":"lost","rank":[],"reason":0}\n')
+        real.until("bye")
+        assert watch.verdicts.first is None
+        real.close()
+
+
+def test_a_watch_that_fails_says_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = threading.Event()
+
+    def fail(*_: Any) -> None:
+        if connected.is_set():
+            raise RuntimeError("a filter of the user's")
+
+    monkeypatch.setattr(Roster, "warn", fail)
+    monkeypatch.setattr(logging.getLogger("odb"), "handle", fail)
+    with watching_root(2) as (_, address, token):
+        real = child(1, address, token)
+        real.until("welcome")
+        connected.set()
+        real.until("bye")
+        real.close()
+
+
+def test_a_child_that_calls_while_its_parent_closes_hears_goodbye() -> None:
+    with watching_root(2) as (watch, address, token):
+        closing = threading.Thread(target=watch.close)
+        closing.start()
+        time.sleep(0.2)
+        late = child(1, address, token)
+        late.until("welcome")
+        late.until("bye")
+        late.socket.sendall(b'{"t":"bye"}\n')
+        closing.join(0.5)
+        assert not closing.is_alive()
+        late.close()
+
+
+def test_a_parent_that_never_answers_is_warned_of_and_not_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    offer = rendezvous.Offer((listener.getsockname(),), "token")
+    watch = Watch(rendezvous.Place(1, 2, offer=offer), Activity(), None)
+    parent, _ = listener.accept()
+    parent.close()
+    assert watch.verdicts.wait(0.5) is None
+    watch.close()
+    listener.close()
+    assert [record.message for record in caplog.records if "cannot reach" in record.message]
+    assert len(caplog.records) == 1
+
+
+class Exhausted(socket.socket):
+    """A listener when the process has no more files."""
+
+    calls = 0
+
+    def accept(self) -> Any:
+        self.calls += 1
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+def test_a_listener_without_files_rests_until_the_next_beat() -> None:
+    listener = Exhausted()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    place = rendezvous.Place(0, 2, listeners=[listener], waiting={1})
+    watch = Watch(place, Activity(), None)
+    caller = socket.create_connection(listener.getsockname())
+    time.sleep(1.5)
+    assert 1 <= listener.calls <= 3
+    watch.close()
+    caller.close()
+
+
+def test_a_watch_without_sockets_warns_and_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    place = rendezvous.meet(0, 2, lambda value: [value] * 2)
+    monkeypatch.setattr(socket, "socketpair", fail)
+    watch = Watch(place, Activity(), None)
+    assert "too many open files" in caplog.text
+    assert (watch.overdue(), watch.late(), watch.verdicts.first) == ((), (), None)
+    watch.close()
+    assert [sock.fileno() for sock in watch.sockets()] == [-1]
+    monkeypatch.setattr(socket, "socket", fail)
+    assert rendezvous.meet(0, 2, lambda value: [value] * 2).listeners == []

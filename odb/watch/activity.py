@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from odb.watch.status import Doing, Seen, Status, status_of
+from odb.watch.status import AT_REST, Doing, Seen, Status, status_of
 from spec.messages import Command
 from spec.rank import RankState
 
@@ -18,8 +18,12 @@ class Activity:
     def begin(self, command: Command, state: RankState) -> None:
         """The driver is about to perform a command."""
         status = status_of(command, state)
-        if status is not None:
-            self.seen = Seen(status, time.monotonic())
+        if status is None:
+            return
+        before = self.seen.status
+        begins = before.doing in AT_REST and status.doing not in AT_REST
+        run = before.run + 1 if begins else before.run
+        self.seen = Seen(status._replace(run=run), time.monotonic())
 
     def hand_over(self) -> None:
         """The batch at hand is made and goes to the trainer."""

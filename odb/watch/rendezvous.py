@@ -84,15 +84,20 @@ def own_addresses() -> list[str]:
 
 def _listen(addresses: list[str]) -> Iterator[socket.socket]:
     for address in addresses:
-        listener = socket.socket(_family((address, 0)))
-        try:
-            listener.bind((address, 0))
-            listener.listen(128)
-        except OSError:
-            listener.close()
-            continue
-        listener.setblocking(False)
-        yield listener
+        with contextlib.suppress(OSError):
+            yield _listener(address)
+
+
+def _listener(address: str) -> socket.socket:
+    listener = socket.socket(_family((address, 0)))
+    try:
+        listener.bind((address, 0))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
 
 
 def _family(address: tuple[str, int]) -> int:

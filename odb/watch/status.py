@@ -17,7 +17,7 @@ MOST_NAMED = 8
 """Ranks that a sentence names one by one."""
 
 ALL_EXCHANGES = 2**60
-"""More than an epoch has."""
+"""More than a run over an epoch has."""
 
 
 class Doing(Enum):
@@ -33,13 +33,17 @@ class Doing(Enum):
     CLOSED = "has closed its loader"
 
 
+AT_REST = frozenset({Doing.STARTING, Doing.BETWEEN})
+"""What a rank does that is in no epoch."""
+
 WAITING = frozenset({Doing.REPORTING, Doing.TOTALLING})
 """What a rank does that waits for all others."""
 
 
 class Status(NamedTuple):
     """What a rank is doing. `step`: the one at hand, or the next. `have` of `want` samples are in
-    the window while it is being filled."""
+    the window while it is being filled. `run`: how many epochs it has begun, which tells two runs
+    over the same epoch apart."""
 
     doing: Doing
     epoch: int = 0
@@ -47,20 +51,21 @@ class Status(NamedTuple):
     step: int = 0
     have: int = 0
     want: int = 0
+    run: int = 0
 
     def progress(self) -> tuple[int, int]:
-        """How many exchanges of which epoch it has entered; comparable between ranks."""
+        """How many exchanges of which run it has entered; comparable between ranks."""
         match self.doing:
             case Doing.STARTING:
-                return self.epoch, -1
+                return self.run, -1
             case Doing.BETWEEN | Doing.CLOSED:
-                return self.epoch, ALL_EXCHANGES
+                return self.run, ALL_EXCHANGES
             case Doing.REPORTING:
-                return self.epoch, 2 * self.round + 1
+                return self.run, 2 * self.round + 1
             case Doing.TOTALLING:
-                return self.epoch, 2 * self.round + 2
+                return self.run, 2 * self.round + 2
             case _:
-                return self.epoch, 2 * self.round
+                return self.run, 2 * self.round
 
     def sentence(self) -> str:
         """What is being done, for people."""
@@ -116,8 +121,10 @@ class Seen(NamedTuple):
 
 def unpack(packed: list[Any], now: float) -> tuple[int, Seen]:
     """What `Seen.pack` made. Raises ValueError, KeyError or TypeError for anything else."""
-    rank, doing, epoch, round_, step, have, want, age, silent = packed
-    status = Status(Doing[doing], int(epoch), int(round_), int(step), int(have), int(want))
+    rank, doing, *numbers, age, silent = packed
+    if len(numbers) != len(Status._fields) - 1:
+        raise ValueError(f"no status: {packed!r}")
+    status = Status(Doing[doing], *(int(number) for number in numbers))
     return int(rank), Seen(status, now - float(age), None if silent is None else now - silent)
 
 

@@ -35,11 +35,12 @@ class Verdicts:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._lost: list[LostRank] = []
+        self._untold: list[Verdict] = []
         self._listener: Listener | None = None
         self.first: Verdict | None = None
 
     def add(self, verdict: Verdict) -> bool:
-        """Add one, and tell the listener in this thread; False if it was known."""
+        """Add one, and wake who waits for it; False if it was known. `tell` is still to come."""
         with self._changed:
             if isinstance(verdict, LostRank):
                 if any(lost.rank == verdict.rank for lost in self._lost):
@@ -48,11 +49,20 @@ class Verdicts:
             elif self.first is not None:
                 return False
             self.first = self.first or verdict
-            listener = self._listener
+            self._untold.append(verdict)
             self._changed.notify_all()
-        if listener is not None:
-            _tell(listener, verdict)
         return True
+
+    def tell(self) -> None:
+        """Tell the listener, in this thread, what it has not been told. It may be the user's code:
+        it may block, or end the process."""
+        while True:
+            with self._changed:
+                listener = self._listener
+                if listener is None or not self._untold:
+                    return
+                verdict = self._untold.pop(0)
+            _tell(listener, verdict)
 
     def wait(self, seconds: float) -> Verdict | None:
         """The first verdict, if there is one within some seconds."""
@@ -64,16 +74,14 @@ class Verdicts:
         """Who is told, once for each verdict; of earlier ones at once."""
         with self._changed:
             self._listener = listener
-            known: list[Verdict] = list(self._lost)
+            self._untold = list(self._lost)
             if isinstance(self.first, Overdue):
-                known.append(self.first)
-        if listener is not None:
-            for verdict in known:
-                _tell(listener, verdict)
+                self._untold.append(self.first)
+        self.tell()
 
 
 def _tell(listener: Listener, verdict: Verdict) -> None:
     try:
         listener(verdict)
-    except Exception:
+    except BaseException:  # also a SystemExit: it would end the watch, and no program
         logger.exception("odb: what is called for a lost rank failed")

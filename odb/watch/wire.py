@@ -10,6 +10,8 @@ from typing import Any
 from odb.errors import ODBError
 
 LONGEST_LINE = 1 << 20
+LONGEST_GREETING = 1 << 10
+"""Of a caller that has not said who it is."""
 LARGEST_BACKLOG = 4 << 20
 """Bytes kept for a neighbour that does not read; more is not kept for it."""
 
@@ -26,6 +28,8 @@ class Line:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.socket = sock
+        self.longest = LONGEST_LINE
+        """Bytes of the next line, at most."""
         self._received = bytearray()
         self._unsent = bytearray()
 
@@ -57,7 +61,7 @@ class Line:
         """
         ended = False
         try:
-            while not ended and len(self._received) <= LONGEST_LINE:
+            while not ended and len(self._received) <= self.longest:
                 data = self.socket.recv(1 << 16)
                 ended = not data
                 self._received += data
@@ -66,7 +70,7 @@ class Line:
         except OSError:
             ended = True
         *lines, rest = self._received.split(b"\n")
-        if any(len(line) > LONGEST_LINE for line in (*lines, rest)):
+        if len(lines[0] if lines else rest) > self.longest or len(rest) > LONGEST_LINE:
             raise WireError("a line is too long")
         self._received = bytearray(rest)
         return [_parse(line) for line in lines], ended
@@ -83,7 +87,7 @@ class Line:
 def _parse(line: bytes | bytearray) -> Message:
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError, OverflowError) as error:
         raise WireError(f"a line is no JSON: {line[:40]!r}") from error
     if not isinstance(message, dict) or not isinstance(message.get("t"), str):
         raise WireError(f"a line is no message: {line[:40]!r}")
