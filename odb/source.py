@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing as mp
 import re
 from collections import deque
@@ -19,7 +20,9 @@ from odb.errors import ConfigError, SampleError
 from odb.hooks import NO_HOOKS, Hooks
 from odb.info import SampleId
 from odb.sharding import Fetched, Seat, Sharded, ShardSampler, reader_for, sample_error
-from odb.workers import WorkerReader, spare_the_trainer
+from odb.workers import WorkerReader, find_ended, spare_the_trainer
+
+logger = logging.getLogger("odb")
 
 LARGEST_CHUNK = 64
 """Samples of a message between processes: enough to make its fixed cost small for each."""
@@ -113,31 +116,59 @@ class Source:
             DataLoader, reader, batch_size=options.chunk, sampler=sampler, **options.workers
         )
         self._maker = ChunkMaker(costs)
-        self._loader: DataLoader[Any] = self._make(collate_fn=self._maker)
-        self._workers: list[BaseProcess] = []
+        self._renew()
         self._reader: WorkerReader[Chunk] | None = None
+
+    def _renew(self) -> None:
+        """Take another DataLoader: its workers are yet to start."""
+        self._loader: DataLoader[Any] = self._make(collate_fn=self._maker)
+        self._workers: list[BaseProcess] | None = None
 
     def open(self, epoch: int, hooks: Hooks = NO_HOOKS) -> Stream:
         """Start reading an epoch. Call it in the main thread: there PyTorch watches its workers,
-        and a fork is safest."""
-        for set_epoch in self._epoch_setters:
-            set_epoch(epoch)
-        lost = self._reader is not None and self._reader.lost
-        if lost or hooks != self._maker.hooks:
+        and a fork is safest.
+
+        What goes wrong is raised by the first pull: this rank may be the only one, and the others
+        hear of it only in the epoch.
+        """
+        try:
+            for set_epoch in self._epoch_setters:
+                set_epoch(epoch)
+            self._refresh(hooks)
+            return self._start()
+        except Exception as error:
+            self._renew()
+            return Stream(map(_fail, [error]))
+
+    def _refresh(self, hooks: Hooks) -> None:
+        """Renew the DataLoader if it cannot serve another epoch."""
+        if self._reader is not None and self._reader.lost:
+            self._renew()
+        elif self._loader.persistent_workers and (ended := find_ended(self._workers or [])):
+            how = "; ".join(str(error) for error in ended)
+            logger.warning("odb: between epochs, %s. New workers take over", how)
+            self._renew()
+        if hooks != self._maker.hooks:
             self._maker = replace(self._maker, hooks=hooks)
-            self._loader = self._make(collate_fn=self._maker)
+            self._renew()
+
+    def _start(self) -> Stream:
         if not self._loader.num_workers:
             return Stream(iter(self._loader))
         before = mp.active_children()
         chunks = iter(self._loader)
-        started = [process for process in mp.active_children() if process not in before]
-        if started:  # else they are those of the last epoch
-            self._workers = sorted(started, key=_number)
-        # More of them: others were started at the same time, and it is not known which are whose.
-        known = len(self._workers) == self._loader.num_workers
-        self._reader = WorkerReader(chunks, self._workers if known else [])
+        if self._workers is None or not self._loader.persistent_workers:
+            started = [process for process in mp.active_children() if process not in before]
+            # More of them: others were started too, and it is not known which are whose.
+            known = len(started) == self._loader.num_workers
+            self._workers = sorted(started, key=_number) if known else []
+        self._reader = WorkerReader(chunks, self._workers)
         spare_the_trainer()
         return Stream(chunks, self._reader)
+
+
+def _fail(error: Exception) -> Chunk:
+    raise error
 
 
 def _number(process: BaseProcess) -> list[int]:

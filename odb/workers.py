@@ -14,11 +14,12 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from odb.errors import WorkerLostError
 
@@ -29,8 +30,11 @@ T = TypeVar("T")
 REAP_S = 1.0
 """How long to wait for the exit code of a worker that has ended."""
 
-_OURS: set[int] = set()
-"""Process ids of the workers that are waited for here."""
+UNKNOWN_CODE = 255
+"""What Python says of a forkserver's process when another thread has read its exit code first."""
+
+_OURS: WeakSet[BaseProcess] = WeakSet()
+"""The workers that are waited for here: while a reader or, between epochs, a source has them."""
 
 
 class _Result(NamedTuple):
@@ -49,7 +53,7 @@ class WorkerReader(Generic[T]):
         self._results: SimpleQueue[_Result] = SimpleQueue()
         self._ready, self._readied = mp.Pipe(duplex=False)
         self._lost = False
-        _OURS.update(worker.pid for worker in workers if worker.pid is not None)
+        _OURS.update(workers)
         self._thread = threading.Thread(
             target=self._read, args=(items,), name="odb-reader", daemon=True
         )
@@ -86,14 +90,25 @@ class WorkerReader(Generic[T]):
         return value
 
     def _check(self) -> None:
-        """Raise if a worker has died; one may also end because it has read all."""
+        """Raise if a worker has died; one may also end because it has read all.
+
+        Only a signal is proof by itself. With an exit code the reader has some time to come to an
+        end of its own. Without one, as when a handler of the user's reaps all children, the worker
+        is left to PyTorch, which looks for dead ones every few seconds.
+        """
         for worker in list(self._running):
-            if wait([worker.sentinel], 0):
+            if not wait([worker.sentinel], 0):
+                continue
+            code = _exit_code(worker, self._ready.poll)
+            if code is None and self._ready.poll():
+                return
+            if code in (0, None, UNKNOWN_CODE):
                 self._running.remove(worker)
-                code = _exit_code(worker)
-                if code != 0:
-                    self._lost = True
-                    raise self._error(worker, code)
+                continue
+            if code is not None and code > 0 and self._ready.poll(REAP_S):
+                return  # if it did die, the next item will not come
+            self._lost = True
+            raise self._error(worker, code)
 
     def _find_lost(self, error: RuntimeError) -> WorkerLostError | None:
         """Which worker PyTorch complains of, if of any."""
@@ -101,18 +116,11 @@ class WorkerReader(Generic[T]):
             return None
         for worker in self._workers:
             if worker.pid in _pids_in(str(error)):
-                return self._error(worker, _exit_code(worker))
+                return self._error(worker, _exit_code(worker, _sleep))
         return WorkerLostError(worker=None, pid=None, signal=None, exit_code=None)
 
     def _error(self, worker: BaseProcess, code: int | None) -> WorkerLostError:
-        name = None
-        if code is not None and code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:
-                name = f"signal {-code}"
-        number = self._workers.index(worker)
-        return WorkerLostError(worker=number, pid=worker.pid, signal=name, exit_code=code)
+        return _lost_error(self._workers.index(worker), worker, code)
 
     @property
     def lost(self) -> bool:
@@ -126,15 +134,42 @@ class WorkerReader(Generic[T]):
             self._thread.join()
             self._ready.close()
             self._readied.close()
-        _OURS.difference_update(w.pid for w in self._workers if w.pid is not None)
 
 
-def _exit_code(worker: BaseProcess) -> int | None:
-    """How a process ended. Another thread may be asking just now, and then it is known soon."""
+def find_ended(workers: Sequence[BaseProcess]) -> list[WorkerLostError]:
+    """Those of the workers (in order of their numbers) that have ended, and how."""
+    return [
+        _lost_error(number, worker, _exit_code(worker, _sleep))
+        for number, worker in enumerate(workers)
+        if wait([worker.sentinel], 0)
+    ]
+
+
+def _lost_error(number: int, worker: BaseProcess, code: int | None) -> WorkerLostError:
+    name = None
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+    return WorkerLostError(worker=number, pid=worker.pid, signal=name, exit_code=code)
+
+
+def _exit_code(worker: BaseProcess, pause: Callable[[float], bool]) -> int | None:
+    """How a process ended. Another thread may be asking just now, and then it is known soon.
+
+    pause: waits so many seconds; true if there is no need to know any more.
+    """
     deadline = time.monotonic() + REAP_S
     while worker.exitcode is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+        if pause(0.005):
+            break
     return worker.exitcode
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 def _pids_in(text: str) -> set[int]:
@@ -154,7 +189,7 @@ class _Spared:
         try:
             self._inner(number, frame)
         except RuntimeError as error:
-            if not _pids_in(str(error)) & _OURS:
+            if not _pids_in(str(error)) & {worker.pid for worker in _OURS}:
                 raise
             logger.debug("odb: a worker has ended: %s", error)
 

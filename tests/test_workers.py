@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing as mp
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import odb
 from odb.testing import run_ranks
+from odb.workers import REAP_S, WorkerReader
 
 
 class Fatal(Dataset[Any]):
@@ -122,6 +127,212 @@ def test_other_loaders_keep_their_errors() -> None:
     assert sum(1 for _ in steps) > 0
     loader.close()
     assert not [t for t in threading.enumerate() if t.name == "odb-reader"]
+
+
+# ---------------------------------------------------------------- exit codes that prove nothing
+
+
+def read_the_code_first(rank: int, world_size: int, method: str) -> tuple[list[Any], Any, bool]:
+    context: Any = mp.get_context(method)
+    worker = context.Process(target=time.sleep, args=(0,))
+    worker.start()
+    wait([worker.sentinel], 30)
+    if method == "fork":
+        os.waitpid(worker.pid, 0)
+    else:
+        os.read(worker.sentinel, 8)
+
+    def items() -> Iterator[str]:
+        for item in "ab":
+            time.sleep(REAP_S * 1.2)
+            yield item
+
+    reader = WorkerReader(items(), [worker])
+    read = [reader.next() for _ in range(3)]
+    reader.close()
+    return read, worker.exitcode, reader.lost
+
+
+@pytest.mark.parametrize(("method", "code"), [("fork", None), ("forkserver", 255)])
+def test_an_exit_code_that_another_has_read_is_no_proof(method: str, code: int | None) -> None:
+    """Then Python does not know it, or says 255: the reader goes on to its end."""
+    (found,) = run_ranks(read_the_code_first, 1, method, start_method="spawn", timeout=60)
+    assert found == (["a", "b", None], code, False)
+
+
+def test_what_is_read_soon_comes_before_an_exit_code() -> None:
+    """A worker that failed after its last chunk does no harm; one that owes a chunk is lost."""
+    worker = mp.get_context("fork").Process(target=os._exit, args=(3,))
+    worker.start()
+    wait([worker.sentinel], 30)
+    over = threading.Event()
+
+    def items() -> Iterator[str]:
+        time.sleep(REAP_S / 5)
+        yield "a"
+        over.wait(30)
+
+    reader = WorkerReader(items(), [worker])
+    assert reader.next() == "a"
+    with pytest.raises(odb.WorkerLostError, match="ended with exit code 3"):
+        reader.next()
+    assert reader.lost
+    over.set()
+    reader.close()
+
+
+def forkserver_epochs(rank: int, world_size: int) -> list[Any]:
+    mp.set_forkserver_preload(["odb", __name__])  # else each worker takes seconds to start
+    loader = odb.ODBDataLoader(
+        Fatal(rank, None), sampler=range(32), token_budget=256, window=16, num_workers=2,
+        multiprocessing_context="forkserver",
+    )  # fmt: skip
+    errors = [train(loader)[1] for _ in range(40)]
+    loader.close()
+    return errors
+
+
+def test_the_end_of_an_epoch_is_no_loss_of_a_worker() -> None:
+    """PyTorch's thread and ours ask a forkserver for the same exit code."""
+    assert run_ranks(forkserver_epochs, 1, start_method="spawn", timeout=90) == [[None] * 40]
+
+
+class Uneven(IterableDataset[Any]):
+    """The first of two workers has read all long before the second."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        for i in range(10 if info is None or info.id == 0 else 80):
+            time.sleep(0.005)
+            yield {"input_ids": torch.arange(4 + i % 3)}
+
+
+def reap_all(*_: Any) -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def reaped_epochs(rank: int, world_size: int) -> list[Any]:
+    signal.signal(signal.SIGCHLD, reap_all)
+    loader = odb.ODBDataLoader(
+        Uneven(), token_budget=64, window=16, num_workers=2, sharded="workers", chunk=4
+    )
+    seen = []
+    for _ in range(2):
+        seen.append(sum(len(info.sample_ids) for _, info in loader.steps()))
+    loader.close()
+    return seen
+
+
+def test_a_handler_that_reaps_all_children_does_no_harm() -> None:
+    assert run_ranks(reaped_epochs, 1, start_method="fork", timeout=60) == [[90, 90]]
+
+
+# ---------------------------------------------------------------- between epochs
+
+
+class Logged(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def lose_between_epochs(rank: int, world_size: int) -> tuple[list[Any], list[str]]:
+    logging.getLogger("odb").addHandler(logged := Logged())
+    loader = odb.ODBDataLoader(
+        Fatal(rank, None), sampler=range(100), token_budget=256, window=32, num_workers=2,
+        persistent_workers=True,
+    )  # fmt: skip
+    epochs = [train(loader)]
+    if rank == 0:
+        psutil.Process().children()[-1].kill()
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:  # an evaluation, say: nothing may be raised here
+            time.sleep(0.001)
+    epochs += [train(loader), train(loader)]
+    loader.close()
+    return epochs, [text for text in logged.texts if "between epochs" in text]
+
+
+def test_a_worker_that_dies_between_epochs_is_replaced() -> None:
+    first, second = run_ranks(lose_between_epochs, 2, start_method="fork", timeout=60)
+    assert first[0] == second[0] == [(first[0][0][0], None)] * 3
+    (warning,) = first[1]
+    assert "killed by SIGKILL" in warning
+    assert "New workers" in warning
+    assert second[1] == []
+
+
+class Shy(list[int]):
+    """A sampler that refuses epoch 1 on rank 0."""
+
+    rank = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch == 1 and self.rank == 0:
+            raise ValueError("shy")
+
+
+def fail_to_open(rank: int, world_size: int) -> tuple[list[Any], Any]:
+    sampler = Shy(range(100))
+    sampler.rank = rank
+    loader = odb.ODBDataLoader(
+        Fatal(rank, None), sampler=sampler, token_budget=256, window=32, num_workers=1,
+        persistent_workers=True,
+    )  # fmt: skip
+    errors = [train(loader)[1] for _ in range(3)]
+    loader.close()
+    return errors, getattr(errors[1], "__cause__", None)
+
+
+def test_a_rank_that_cannot_begin_an_epoch_ends_it_on_all() -> None:
+    """Promise: uniform-abort."""
+    (first, cause), (second, _) = run_ranks(fail_to_open, 2, start_method="fork", timeout=60)
+    assert isinstance(first[1], odb.PipelineError), first[1]
+    assert isinstance(cause, ValueError)
+    assert isinstance(second[1], odb.PeerFailedError)
+    assert "shy" in second[1].reason
+    assert first[0] is first[2] is second[0] is second[2] is None
+
+
+class Spawning(list[int]):
+    """A sampler that starts a process of its own in the second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(range(200))
+        self.epoch = 0
+        self.started: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.epoch == 1 and self.started is None:
+            self.started = mp.get_context("fork").Process(target=time.sleep, args=(60,))
+            self.started.start()
+        return super().__iter__()
+
+
+def test_a_process_of_the_users_is_not_taken_for_a_persistent_worker() -> None:
+    sampler = Spawning()
+    loader = odb.ODBDataLoader(
+        Fatal(1, None), sampler=sampler, token_budget=64, window=8, num_workers=1, chunk=2,
+        prefetch=1, persistent_workers=True,
+    )  # fmt: skip
+    whole, error = train(loader)
+    assert error is None
+    steps = loader.steps()
+    next(steps)
+    sampler.started.kill()
+    sampler.started.join(30)
+    assert sum(1 for _ in steps) == whole - 1
+    loader.close()
 
 
 # ---------------------------------------------------------------- samples that fail too often
