@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import multiprocessing
 import os
@@ -9,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
@@ -614,3 +617,25 @@ def test_shards_of_a_case_are_what_they_say() -> None:
     ranks[0][0].steps.pop()
     with pytest.raises(AssertionError):
         check_case(case, ranks)
+
+
+def built_before_the_group(rank: int, folder: str) -> None:
+    """What `torch.multiprocessing.spawn` starts: no environment, and the loader comes first."""
+    dataset = [{"input_ids": [1] * (1 + i % 7)} for i in range(40)]
+    loader = odb.ODBDataLoader(dataset, token_budget=16, window=8)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    steps = list(loader.steps())
+    assert all(info.global_samples > info.local_samples for _, info in steps[:2])
+    ids = sorted(i for _, info in steps for i in info.sample_ids)
+    Path(folder, f"rank{rank}").write_text(repr((len(steps), ids)))
+    loader.close()
+    dist.destroy_process_group()
+
+
+def test_torch_spawn_and_a_group_that_is_made_after_the_loader(tmp_path: Path) -> None:
+    mp.spawn(built_before_the_group, (str(tmp_path),), nprocs=2)
+    (steps, first), (others, second) = (
+        ast.literal_eval((tmp_path / f"rank{rank}").read_text()) for rank in range(2)
+    )
+    assert steps == others
+    assert sorted(first + second) == list(range(40))
