@@ -380,6 +380,11 @@ def implies(condition: Any, consequence: Any) -> Any:
     return (not condition) or bool(consequence)
 
 
+def negation(condition: Any) -> Any:
+    """That it is not so; of a symbolic or plain truth value."""
+    return ~condition if isinstance(condition, SymBool) else not condition
+
+
 def both(*conditions: Any) -> Any:
     """All of them; of symbolic or plain truth values."""
     if any(isinstance(condition, SymBool) for condition in conditions):

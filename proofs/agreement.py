@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model_check.prover import Obligation, Source, both, implies
+from model_check.prover import Obligation, Source, both, implies, negation
 from proofs.reports import bounds, lifted, some_report, some_tally, some_terms
 from proofs.theorem import Theorem
 from spec import exchange
@@ -110,7 +110,7 @@ def _lends(source: Source, f: Deciding) -> Callable[[], Any]:
     """`lacking`: any drained rank without a sample to idle with."""
     world_size, tally, reports = _round(source)
     lacking = reports[0]
-    source.assume(both(lacking.want == 0, _without(lacking.has_spare)))
+    source.assume(both(lacking.want == 0, negation(lacking.has_spare)))
 
     def claim() -> Any:
         decision = _decision(f, world_size, tally)
@@ -119,10 +119,6 @@ def _lends(source: Source, f: Deciding) -> Callable[[], Any]:
         return decision.donor is not None and decision.donor == tally.spare_from
 
     return claim
-
-
-def _without(flag: Any) -> Any:
-    return not flag if isinstance(flag, bool) else ~flag
 
 
 def _finish_means_done(source: Source, f: Deciding) -> Callable[[], Any]:

@@ -89,7 +89,9 @@ Place = tuple[int, int]
 
 
 def _each(second: bool, jobs: int) -> Iterator[tuple[Place, Checked]]:
-    places = [(t, o) for t, (theorem, _) in enumerate(THEOREMS) for o in range(_count(theorem))]
+    places = [
+        (t, o) for t, (theorem, _) in enumerate(THEOREMS) for o in range(len(theorem.obligations))
+    ]
     if jobs == 1:
         for place in places:
             yield place, _check_at(place, second)
@@ -101,10 +103,6 @@ def _each(second: bool, jobs: int) -> Iterator[tuple[Place, Checked]]:
         }
         for future in as_completed(waiting):
             yield waiting[future], future.result()
-
-
-def _count(theorem: Theorem) -> int:
-    return len(theorem.obligations)
 
 
 def _check_at(place: Place, second: bool) -> Checked:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_check.abstract import some_samples
-from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, implies
+from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, implies, negation
 from proofs.conduct import asks, counts_on, filters, follows, held_samples, steps_first
 from proofs.machine import NEXT, NOWHERE, Machine, Situation, Transitions
 from proofs.theorem import Theorem
@@ -58,11 +58,11 @@ def sound(setup: Setup, state: RankState) -> Any:
     if phase is Phase.FILLING:
         asking = state.input is Input.OPEN and state.trainer is Trainer.SERVED
         met = quota_met(config, state.delivered)
-        return both(always, asking, _no(met), room_left(setup, state) >= 1)
+        return both(always, asking, negation(met), room_left(setup, state) >= 1)
     if phase is Phase.REPORTING and state.groups:
         fits = len(state.groups) <= held_samples(state)
         met = quota_met(config, state.delivered)
-        return both(always, not state.window, fits, state.input is not Input.FAILED, _no(met))
+        return both(always, not state.window, fits, state.input is not Input.FAILED, negation(met))
     if phase is Phase.REPORTING:
         drained = not state.window and state.input is not Input.OPEN
         cut_short = state.input is Input.FAILED or state.trainer is Trainer.STOPPED
@@ -77,10 +77,6 @@ def sound(setup: Setup, state: RankState) -> Any:
 
 def _retires(setup: Setup, state: RankState) -> bool:
     return state.input is not Input.OPEN and setup.config.idle is Idle.STOP
-
-
-def _no(condition: Any) -> Any:
-    return not condition if isinstance(condition, bool) else ~condition
 
 
 def occurrences(x: Any, groups: Iterable[Iterable[Any]]) -> int:
@@ -230,7 +226,7 @@ def _filters(source: Source, f: Filtering) -> Callable[[], Any]:
     def claim() -> Any:
         counts = bool(f.trainable(Sample(0, cost, weight)))
         worth = both(cost >= 1, weight >= 1)
-        return worth if counts else _no(worth)
+        return worth if counts else negation(worth)
 
     return claim
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_check.prover import Source, both, either
+from model_check.prover import Source, both, either, negation
 from spec.config import Terms
 from spec.exchange import Report, Tally
 
@@ -89,7 +89,7 @@ def lifted(report: Report, rank: Any, world_size: Any) -> Tally:
     (`tests/test_proofs.py` compares the two.)"""
     drained: Any = report.want == 0
     has_spare: Any = report.has_spare
-    lacks_one = not has_spare if isinstance(has_spare, bool) else ~has_spare
+    lacks_one = negation(has_spare)
     return Tally(
         low=report.terms,
         high=report.terms,
