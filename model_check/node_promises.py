@@ -7,12 +7,14 @@ over a whole epoch is judged in `model_check.end_promises`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 
 from model_check.explorer import Broken
 from spec.config import Idle, Mode
 from spec.grouping import load_of_group, within
 from spec.messages import AbortedBy, Finished, Lost, Mismatched, Step
 from spec.rank import Input, Phase, Trainer, has_spare, held
+from spec.samples import add_counts
 from spec.world import Node, Outbox, World, bits
 
 NodePromise = Callable[[World, Node], str | None]
@@ -20,7 +22,7 @@ NodePromise = Callable[[World, Node], str | None]
 
 def _decided(node: Node) -> tuple[Step, ...]:
     """The steps that are decided on and have not reached the trainer."""
-    return (*node.queue, *node.machine.pending)
+    return (*node.queue, *node.machine.pending, *node.machine.waiting)
 
 
 def identity_coverage(world: World, node: Node) -> str | None:
@@ -63,17 +65,29 @@ def budget(world: World, node: Node) -> str | None:
 
 
 def bounded_memory(world: World, node: Node) -> str | None:
-    """A batcher holds at most a window of samples, and its queue at most its capacity of steps."""
-    if len(held(node.machine)) > world.config.window:
-        return f"{len(held(node.machine))} samples are held"
+    """A batcher holds at most a window of samples, and beside it, for each step that waits for its
+    block, at most a window's worth; its queue at most its capacity of steps."""
+    machine, window = node.machine, world.config.window
+    waiting = [len(step.group) for step in machine.waiting]
+    beside = len(held(machine)) - sum(waiting)
+    if beside > window or any(size > window for size in waiting):
+        return f"{beside} samples are held, and {waiting} in steps that wait"
+    if len(waiting) >= world.config.accumulation_steps:
+        return f"{len(waiting)} steps wait for their block"
     if len(node.queue) > world.queue:
         return f"{len(node.queue)} steps are queued"
     return None
 
 
 def bounded_delay(world: World, node: Node) -> str | None:
-    """A sample leaves within as many rounds as the window has places, that of its arrival
-    included: the oldest always goes, so that in each round it has one fewer before it."""
+    """A sample leaves the window within as many rounds as this has places, that of its arrival
+    included: the oldest always goes, so that in each round it has one fewer before it. A step waits
+    for its block for one round less than the block has steps, at most."""
+    machine = node.machine
+    for step in machine.waiting:
+        rounds = machine.place.round - step.round
+        if rounds >= world.config.accumulation_steps:
+            return f"step {step.number} has waited for {rounds} rounds"
     for step in _decided(node):
         for s in step.group:
             waited = step.round - node.entered[s.seq] + 1
@@ -83,11 +97,12 @@ def bounded_delay(world: World, node: Node) -> str | None:
 
 
 def bounded_termination(world: World, node: Node) -> str | None:
-    """An epoch has at most as many steps as the largest shard has samples, and one round more."""
+    """An epoch has at most as many steps as the largest shard has samples, and one round more; two
+    with blocks of several steps, of which the first emits the last, shorter one."""
     place = node.machine.place
     if place.step > world.samples:
         return f"step {place.step} is due, with at most {world.samples} samples on a rank"
-    if place.round > world.samples:
+    if place.round > world.samples + (world.config.accumulation_steps > 1):
         return f"round {place.round} has begun, with at most {world.samples} samples on a rank"
     return None
 
@@ -130,6 +145,32 @@ def quota_closure(world: World, node: Node) -> str | None:
     return None
 
 
+def exact_gradient(world: World, node: Node) -> str | None:
+    """A step that is emitted knows its block: as many steps in a row as gradients are added up
+    over, or fewer at the end of the epoch; and what all of them add up to."""
+    machine, size = node.machine, world.config.accumulation_steps
+    emitted = (*node.queue, *machine.pending)
+    for step in emitted:
+        if step.block is None:
+            return f"step {step.number} is emitted before its block is known"
+        first, end = (
+            step.number - step.block.place,
+            step.number - step.block.place + step.block.steps,
+        )
+        if not 0 <= step.block.place < step.block.steps:
+            return f"step {step.number} is at place {step.block.place} of {step.block.steps}"
+        if first % size or step.block.steps > size:
+            return f"steps {first} to {end - 1} are a block where {size} steps are"
+        if step.block.steps < size and end != machine.place.step:
+            return f"steps {first} to {end - 1} are a block, and not the last of the epoch"
+        members = [other for other in emitted if first <= other.number < end]
+        if len(members) == step.block.steps:
+            total = reduce(add_counts, (other.total for other in members))
+            if total != step.block.total:
+                return f"steps {first} to {end - 1} come to {total}, not to {step.block.total}"
+    return None
+
+
 def nothing_held(world: World, node: Node) -> str | None:
     """In join mode an epoch that finishes leaves nothing in any window."""
     finished = world.config.mode is Mode.JOIN and isinstance(node.outcome, Finished)
@@ -153,6 +194,7 @@ NODE_PROMISES: tuple[tuple[str, NodePromise], ...] = (
     ("deadlock-freedom", spare_at_hand),
     ("step-alignment", step_alignment),
     ("quota-closure", quota_closure),
+    ("exact-gradient", exact_gradient),
     ("budget", budget),
     ("bounded-memory", bounded_memory),
     ("bounded-delay", bounded_delay),

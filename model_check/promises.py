@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate, pairwise
 
 from spec.config import Config, Idle, Mode
 from spec.grouping import by_length, load_of_group, within
 from spec.lockstep import EpochRecord, RankRecord
+from spec.messages import Block
 from spec.samples import NOTHING, Counts, Sample, add_counts, counts_of, trainable
 
 
@@ -100,9 +102,12 @@ def full_groups(epoch: Epoch) -> str | None:
 
 
 def bounded_memory(epoch: Epoch) -> str | None:
-    """No rank ever holds more samples than the window."""
+    """No rank ever holds more samples than the window, and the samples of the steps that wait for
+    their block: of one step less than a block has."""
     for r, rank in enumerate(epoch.record.ranks):
-        if rank.most_held > epoch.config.window:
+        largest = sorted(len(step.group) for step in rank.steps)
+        waiting = sum(largest[::-1][: epoch.config.accumulation_steps - 1])
+        if rank.most_held > epoch.config.window + waiting:
             return f"rank {r} held {rank.most_held} samples"
     return None
 
@@ -121,17 +126,20 @@ def bounded_delay(epoch: Epoch) -> str | None:
 
 def bounded_termination(epoch: Epoch) -> str | None:
     """In every round but the last each rank that holds samples delivers at least one for each step:
-    no more steps, and (but for the last) no more rounds than the largest shard has samples."""
+    no more steps, and no more rounds than the largest shard has samples. One more round ends the
+    epoch; before that, another one emits a block that was not full."""
     bound = max(sum(trainable(s) for s in shard) for shard in epoch.shards)
     steps = max(len(rank.steps) for rank in epoch.record.ranks)
-    if steps > bound or epoch.record.rounds > bound + 1:
+    more = 1 + (steps % epoch.config.accumulation_steps > 0)
+    if steps > bound or epoch.record.rounds > bound + more:
         return f"{steps} steps in {epoch.record.rounds} rounds, the bound is {bound}"
     return None
 
 
 def exact_gradient(epoch: Epoch) -> str | None:
     """The totals by which losses are scaled are the sums of what the ranks contribute, positive,
-    and an idle rank contributes nothing."""
+    and an idle rank contributes nothing. A block's are the sums of its steps', and blocks are so
+    many steps in a row, but for the last one of the epoch."""
     sums: dict[int, Counts] = {}
     for rank in epoch.record.ranks:
         for step in rank.steps:
@@ -142,7 +150,16 @@ def exact_gradient(epoch: Epoch) -> str | None:
         for step in rank.steps:
             if step.total != sums[step.number] or step.total.weight <= 0:
                 return f"step {step.number} has totals {step.total}, the sum is {sums[step.number]}"
+            due = _block_of(step.number, epoch.config.accumulation_steps, sums)
+            if step.block != due:
+                return f"step {step.number} is in {step.block}, not in {due}"
     return None
+
+
+def _block_of(number: int, size: int, sums: Mapping[int, Counts]) -> Block:
+    first = number - number % size
+    totals = [sums[i] for i in range(first, first + size) if i in sums]
+    return Block(number - first, len(totals), reduce(add_counts, totals))
 
 
 def idle_mode(epoch: Epoch) -> str | None:

@@ -22,7 +22,8 @@ class LossScaling(Enum):
     """What `info.loss_scale` is in a step that is not idle."""
 
     EXACT = "exact"
-    """W * local weight / global weight: the averaged gradient is the global weighted mean."""
+    """W * local weight / weight of the block: gradients, averaged over ranks and added up over the
+    block, are those of the weighted mean of all that is in it."""
     NONE = "none"
     """1: for evaluation, or for a trainer that normalizes by itself."""
 
@@ -42,6 +43,7 @@ class BatchMaker:
     pinner: Pinner | None
     scaling: LossScaling
     world_size: int
+    accumulation_steps: int
     epoch: int
     hooks: Hooks = NO_HOOKS
 
@@ -51,8 +53,10 @@ class BatchMaker:
         batch = self.collate(samples)
         if self.pinner is not None:
             batch = self.pinner.pin(batch)
+        block = step.block
+        assert block is not None  # only steps of complete blocks are emitted
         info = ODBStepInfo(
-            loss_scale=self._scale(step),
+            loss_scale=self._scale(step, block.total.weight),
             idle=step.idle,
             step=step.number,
             round=step.round,
@@ -64,13 +68,19 @@ class BatchMaker:
             local_weight=step.local.weight,
             global_weight=step.total.weight,
             sample_ids=tuple(ids),
+            block=step.number // self.accumulation_steps,
+            block_step=block.place,
+            block_steps=block.steps,
+            block_samples=block.total.samples,
+            block_tokens=block.total.tokens,
+            block_weight=block.total.weight,
         )
         return Delivery(batch, info)
 
-    def _scale(self, step: Step) -> float:
+    def _scale(self, step: Step, block_weight: int) -> float:
         if self.scaling is LossScaling.NONE:
             return 0.0 if step.idle else 1.0
-        return loss_scale(self.world_size, step.local.weight, step.total.weight)
+        return loss_scale(self.world_size, step.local.weight, block_weight)
 
 
 class Spare:

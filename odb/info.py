@@ -20,13 +20,21 @@ class ODBStepInfo:
     """One step of one rank.
 
     loss_scale: multiply the mean loss of this batch by this before `backward`; the average over
-        ranks then is the global token mean (promise: exact-gradient). 0.0 in an idle step.
+        ranks, added up over the steps of a block, then is the global token mean of the block
+        (promise: exact-gradient). 0.0 in an idle step.
     all_samples_this_step: samples of this step on all ranks together (also `global_samples`).
     idle: this rank has no sample left and the batch is a dummy; run forward and backward with it
         all the same, as the other ranks wait in their collectives.
     step, round, epoch: numbered from 0; `step` and `round` within the epoch.
     tokens are costs as `cost_fn` gives them, weight is what `loss_weight_fn` gives.
     sample_ids: the samples of this batch, row by row; empty in an idle step.
+
+    With `accumulation_steps=A`, A steps in a row are a block, for one step of the optimizer; the
+    last block of an epoch may be shorter. Without it every step is a block.
+
+    block: number of the block in the epoch. block_step: place of this step in its block, from 0.
+    block_steps: how many steps this block has.
+    block_samples, block_tokens, block_weight: of all its steps on all ranks together.
     """
 
     loss_scale: float
@@ -41,11 +49,22 @@ class ODBStepInfo:
     local_weight: int
     global_weight: int
     sample_ids: tuple[SampleId, ...]
+    block: int
+    block_step: int
+    block_steps: int
+    block_samples: int
+    block_tokens: int
+    block_weight: int
 
     @property
     def all_samples_this_step(self) -> int:
         """Samples of this step on all ranks together."""
         return self.global_samples
+
+    @property
+    def last_in_block(self) -> bool:
+        """Whether the optimizer takes its step after this one."""
+        return self.block_step == self.block_steps - 1
 
 
 def attach_step_info(batch: Any, info: ODBStepInfo) -> Any:

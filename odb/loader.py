@@ -103,6 +103,10 @@ class ODBDataLoader:
     join: True: an epoch delivers every sample. False (quota mode): it ends on all ranks at the
         step at which `quota` samples have been delivered (all ranks together), or without a quota
         at the last step for which every rank has samples.
+    accumulation_steps: steps whose gradients are added up for one step of the optimizer. They are a
+        block: `info.loss_scale` uses the weight of the whole block, so that its gradient is that
+        of one global mean, and `info.last_in_block` says when the optimizer takes its step. The
+        last block of an epoch may be shorter. Steps wait until their block is known.
     idle: what a rank does that has no sample left while others have: "pad": it yields small dummy
         batches with `info.idle` and `info.loss_scale == 0.0`; "stop": its iteration ends (for
         trainers under DDP's `Join`).
@@ -146,6 +150,7 @@ class ODBDataLoader:
         resources: Mapping[str, Resource] | None = None,
         join: bool = True,
         quota: int | None = None,
+        accumulation_steps: int = 1,
         idle: Literal["pad", "stop"] = "pad",
         loss_scaling: Literal["exact", "none"] = "exact",
         group: GroupChoice = "world",
@@ -194,6 +199,7 @@ class ODBDataLoader:
             idle=Idle.PAD if _one_of("idle", idle, ("pad", "stop")) == "pad" else Idle.STOP,
             quota=quota,
             seed=seed,
+            accumulation_steps=accumulation_steps,
             settings=_digest(
                 shuffle, scaling, on_error, sharded, [(k, r.budget) for k, r in resources.items()]
             ),
@@ -262,7 +268,13 @@ class ODBDataLoader:
                 transport=session.transport,
                 outbox=outbox,
                 batches=BatchMaker(
-                    plan.collate, pinner, plan.scaling, seat.world_size, epoch, hooks
+                    plan.collate,
+                    pinner,
+                    plan.scaling,
+                    seat.world_size,
+                    plan.config.accumulation_steps,
+                    epoch,
+                    hooks,
                 ),
                 stats=self._stats,
             ),

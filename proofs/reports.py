@@ -15,7 +15,7 @@ from spec.config import Terms
 from spec.exchange import Report, Tally
 
 SCALARS = Tally._fields[2:]
-MAXIMA = ("want", "any_drained", "spare_missing")
+MAXIMA = ("want", "any_drained", "spare_missing", "any_waiting")
 MINIMA = ("limit", "spare_from", "failed_rank", "closed_rank")
 
 
@@ -67,12 +67,14 @@ def some_report(source: Source, name: str, window: Any) -> Report:
     """A report that a sound rank may post: as many groups as samples at most, and a drained rank
     gives the window as its limit. (`spec.rank` posts no other; tests of `proofs` check that.)"""
     want, limit = source.int(f"{name}.want"), source.int(f"{name}.limit")
-    flag = source.int(f"{name}.has_spare")
-    source.assume(both(flag >= 0, flag <= 1))
+    has_spare, waiting = source.int(f"{name}.has_spare"), source.int(f"{name}.waiting")
+    for flag in (has_spare, waiting):
+        source.assume(both(flag >= 0, flag <= 1))
     source.assume(both(want >= 0, limit >= 1, limit <= window))
     source.assume(either(both(want == 0, limit == window), both(want >= 1, want <= limit)))
     terms = some_terms(source, name)
-    return Report(terms, want, limit, has_spare=flag == 1, failed=False, closed=False)
+    flags = {"has_spare": has_spare == 1, "waiting": waiting == 1}
+    return Report(terms, want, limit, **flags, failed=False, closed=False)
 
 
 def some_report_of_any_kind(source: Source, name: str, window: Any) -> Report:
@@ -98,6 +100,7 @@ def lifted(report: Report, rank: Any, world_size: Any) -> Tally:
         any_drained=_choose(drained, 1, 0),
         spare_missing=_choose(both(drained, lacks_one), 1, 0),
         spare_from=_choose(has_spare, rank, world_size),
+        any_waiting=_choose(report.waiting, 1, 0),
         failed_rank=_choose(report.failed, rank, world_size),
         closed_rank=_choose(report.closed, rank, world_size),
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from spec.errors import ConfigError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MOST_DOUBLINGS = 62
 """After so many rounds of slow start, any window that fits the wire is reached."""
 
@@ -80,6 +80,7 @@ class Config:
         as the one before, up to the window, so that the first batch comes fast.
     quota: for `Mode.QUOTA`, the number of samples (of all ranks together) that ends the epoch.
     seed: of the shared draw that orders the steps of a round.
+    accumulation_steps: the steps of a block, over which gradients are added up.
     settings: a digest of what else the shell wants to be equal on every rank.
     """
 
@@ -91,10 +92,12 @@ class Config:
     quota: int | None = None
     seed: int = 0
     settings: int = 0
+    accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
         _positive("window", self.window)
         _positive("slow_start", self.slow_start)
+        _positive("accumulation_steps", self.accumulation_steps)
         if not 0 <= self.seed < WIRE_LIMIT:
             raise ConfigError(f"seed must be in 0..2**62-1, not {self.seed}")
         if not 0 <= self.settings < WIRE_LIMIT:
@@ -107,6 +110,12 @@ class Config:
             raise ConfigError(
                 'idle="stop" lets ranks end at different steps, which quota mode promises not to: '
                 'use idle="pad" with join=False'
+            )
+        if self.accumulation_steps > 1 and self.idle is Idle.STOP:
+            raise ConfigError(
+                f'accumulation_steps={self.accumulation_steps} and idle="stop" exclude each other: '
+                "a rank that leaves in the middle of a block takes along gradients that no step of "
+                'the optimizer has seen: use idle="pad"'
             )
 
 
@@ -132,6 +141,7 @@ class Terms(NamedTuple):
     quota: int
     seed: int
     settings: int
+    accumulation_steps: int
 
 
 class Place(NamedTuple):
@@ -161,6 +171,7 @@ def terms_of(config: Config, place: Place) -> Terms:
         quota=config.quota or 0,
         seed=config.seed,
         settings=config.settings,
+        accumulation_steps=config.accumulation_steps,
     )
 
 

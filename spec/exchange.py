@@ -25,6 +25,7 @@ class Report(NamedTuple):
         step needs one. A drained rank, which can idle for ever, gives the window: no other rank
         can hold more, so that it limits nobody.
     has_spare: whether it keeps a sample to idle with.
+    waiting: it holds back steps whose block is not complete.
     failed, closed: its pipeline broke; its trainer stopped early.
     """
 
@@ -32,6 +33,7 @@ class Report(NamedTuple):
     want: int
     limit: int
     has_spare: bool
+    waiting: bool
     failed: bool
     closed: bool
 
@@ -50,6 +52,7 @@ class Tally(NamedTuple):
     any_drained: int
     spare_missing: int
     spare_from: int
+    any_waiting: int
     failed_rank: int
     closed_rank: int
 
@@ -61,6 +64,12 @@ class Steps:
 
     target: Target
     donor: int | None
+
+
+@dataclass(frozen=True)
+class Flush:
+    """No more steps will be decided on: those that wait for their block are emitted, as a block of
+    fewer steps. The next round ends the epoch."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Mismatch:
     high: int
 
 
-Decision = Steps | Finish | Close | Abort | Mismatch
+Decision = Steps | Flush | Finish | Close | Abort | Mismatch
 
 
 def tally_of(report: Report, rank: int, world_size: int) -> Tally:
@@ -104,6 +113,7 @@ def tally_of(report: Report, rank: int, world_size: int) -> Tally:
         any_drained=int(report.want == 0),
         spare_missing=int(report.want == 0 and not report.has_spare),
         spare_from=rank if report.has_spare else world_size,
+        any_waiting=int(report.waiting),
         failed_rank=rank if report.failed else world_size,
         closed_rank=rank if report.closed else world_size,
     )
@@ -119,6 +129,7 @@ def merge(a: Tally, b: Tally) -> Tally:
         any_drained=max(a.any_drained, b.any_drained),
         spare_missing=max(a.spare_missing, b.spare_missing),
         spare_from=min(a.spare_from, b.spare_from),
+        any_waiting=max(a.any_waiting, b.any_waiting),
         failed_rank=min(a.failed_rank, b.failed_rank),
         closed_rank=min(a.closed_rank, b.closed_rank),
     )
@@ -143,10 +154,9 @@ def decide(config: Config, world_size: int, tally: Tally, target: Target) -> Dec
         return Abort(tally.failed_rank)
     if tally.closed_rank < world_size:
         return Close(tally.closed_rank)
-    if tally.want == 0:
-        return Finish()
-    if config.mode is Mode.QUOTA and config.quota is None and tally.any_drained:
-        return Finish()
+    ends_early = config.mode is Mode.QUOTA and config.quota is None and tally.any_drained
+    if tally.want == 0 or ends_early:
+        return Flush() if tally.any_waiting else Finish()
     lend = config.idle is Idle.PAD and tally.spare_missing
     return Steps(target, tally.spare_from if lend else None)
 
@@ -161,6 +171,7 @@ def encode(tally: Tally) -> tuple[int, ...]:
         tally.any_drained,
         tally.spare_missing,
         -tally.spare_from,
+        tally.any_waiting,
         -tally.failed_rank,
         -tally.closed_rank,
     )
@@ -170,7 +181,8 @@ def decode(vector: tuple[int, ...]) -> Tally:
     """Inverse of `encode`."""
     width = len(Terms._fields)
     high, low, rest = vector[:width], vector[width : 2 * width], vector[2 * width :]
-    want, limit, any_drained, spare_missing, spare_from, failed_rank, closed_rank = rest
+    want, limit, any_drained, spare_missing, spare_from, any_waiting, *faults = rest
+    failed_rank, closed_rank = faults
     return Tally(
         low=Terms(*(-value for value in low)),
         high=Terms(*high),
@@ -179,6 +191,7 @@ def decode(vector: tuple[int, ...]) -> Tally:
         any_drained=any_drained,
         spare_missing=spare_missing,
         spare_from=-spare_from,
+        any_waiting=any_waiting,
         failed_rank=-failed_rank,
         closed_rank=-closed_rank,
     )

@@ -78,15 +78,26 @@ Event = Arrived | InputEnded | Failed | Closed | Tallied | Totalled | Emitted | 
 # ---------------------------------------------------------------- commands
 
 
+class Block(NamedTuple):
+    """What a step knows of its block: its own place in it, from 0, how many steps the block has,
+    and what they add up to on all ranks together."""
+
+    place: int
+    steps: int
+    total: Counts
+
+
 class Step(NamedTuple):
-    """One step of one rank: its number in the epoch, its group (empty: idle), what the group adds
-    up to here and what all ranks' groups add up to."""
+    """One step of one rank: its number in the epoch, the round that decided on it, its group
+    (empty: idle), what the group adds up to here and what all ranks' groups add up to. `block` is
+    known once all steps of the block are decided on."""
 
     number: int
     round: int
     group: Group
     local: Counts
     total: Counts
+    block: Block | None = None
 
     @property
     def idle(self) -> bool:

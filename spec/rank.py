@@ -8,7 +8,7 @@ only performs commands (see `spec.messages`). One round goes
 and ENDED is reached from REPORTING alone, where all ranks take the same decision at the same step
 (or from anywhere, once a peer is lost). An event that the phase does not accept raises and leaves
 the state as it was. A sample that has arrived and was not filtered is in exactly one place:
-`window`, `groups`, `pending`, or emitted.
+`window`, `groups`, `waiting`, `pending`, or emitted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from spec import alignment, config, draw, exchange, grouping, quota, samples
+from spec import alignment, blocks, config, draw, exchange, grouping, quota, samples
 from spec.alignment import Alignment
+from spec.blocks import Gathered
 from spec.config import Budget, Config, Idle, Place, terms_of
 from spec.errors import IllegalEventError
-from spec.exchange import Abort, Close, Decision, Finish, Mismatch, Report, Steps, Tally
+from spec.exchange import Abort, Close, Decision, Finish, Flush, Mismatch, Report, Steps, Tally
 from spec.messages import (
     AbortedBy,
     Arrived,
@@ -97,6 +98,8 @@ class Rules:
     align: Callable[[tuple[Group, ...], int], Alignment] = alignment.align
     arrange: Callable[[tuple[Group, ...], tuple[int, ...]], tuple[Group, ...]] = draw.arrange
     take_steps: Callable[[Config, int, tuple[Counts, ...]], Progress] = quota.take_steps
+    gather: Callable[[Config, tuple[Step, ...], tuple[Step, ...]], Gathered] = blocks.gather
+    complete: Callable[[tuple[Step, ...]], tuple[Step, ...]] = blocks.complete
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ class RankState(NamedTuple):
     place: epoch, round, and the number of the next step to be decided on.
     window: samples that have arrived and are in no group yet, oldest first.
     groups: while exchanging, the groups of the round: as formed, then as aligned.
-    pending: steps decided on and not yet emitted; the first is the one at hand.
+    waiting: steps decided on, whose block is not complete.
+    pending: steps of complete blocks, not yet emitted; the first is the one at hand.
     arrived: how many samples have arrived, so the `seq` of the next one.
     spare: the cheapest sample seen. donor: the rank whose spare serves, if there was none.
     delivered: samples in all steps decided on so far, of all ranks together.
@@ -127,6 +131,7 @@ class RankState(NamedTuple):
     trainer: Trainer = Trainer.SERVED
     window: tuple[Sample, ...] = ()
     groups: tuple[Group, ...] = ()
+    waiting: tuple[Step, ...] = ()
     pending: tuple[Step, ...] = ()
     arrived: int = 0
     spare: Sample | None = None
@@ -253,6 +258,7 @@ def _report(setup: Setup, state: RankState) -> Transition:
         want=len(groups),
         limit=len(state.window) if groups else setup.config.window,
         has_spare=has_spare(state),
+        waiting=bool(state.waiting),
         failed=state.input is Input.FAILED,
         closed=state.trainer is Trainer.STOPPED,
     )
@@ -269,8 +275,8 @@ def has_spare(state: RankState) -> bool:
 
 def held(state: RankState) -> Group:
     """Every sample that has arrived, was not filtered and has not been emitted, oldest first."""
-    pending = (step.group for step in state.pending)
-    return in_arrival_order((state.window, *state.groups, *pending))
+    decided = (step.group for step in (*state.waiting, *state.pending))
+    return in_arrival_order((state.window, *state.groups, *decided))
 
 
 # ---------------------------------------------------------------- the round
@@ -282,6 +288,8 @@ def _follow(setup: Setup, state: RankState, tally: Tally) -> Transition:
     match setup.rules.decide(setup.config, setup.world_size, tally, target):
         case Steps(target, donor):
             return _align(setup, state, target, donor)
+        case Flush():
+            return _flush(setup, state)
         case Finish():
             return _end(state, Finished())
         case Close(rank):
@@ -316,21 +324,40 @@ def _align(setup: Setup, state: RankState, target: int, donor: int | None) -> Tr
 
 
 def _number(setup: Setup, state: RankState, totals: tuple[Counts, ...]) -> Transition:
-    """Number the steps of the round, and find out whether one of them closes the quota."""
+    """Number the steps of the round, find out whether one of them closes the quota, and which
+    blocks are complete with them."""
     place = state.place
     count, delivered = setup.rules.take_steps(setup.config, state.delivered, totals)
     taken = zip(state.groups[:count], totals, strict=False)
-    pending = tuple(
+    decided = tuple(
         Step(place.step + i, place.round, group, counts_of(group), total)
         for i, (group, total) in enumerate(taken)
     )
+    ready, waiting = setup.rules.gather(setup.config, state.waiting, decided)
     state = state._replace(
         phase=Phase.EMITTING,
         place=Place(place.epoch, place.round + 1, place.step + count),
         window=in_arrival_order((state.window, *state.groups[count:])),
         groups=(),
-        pending=pending,
+        waiting=waiting,
+        pending=ready,
         delivered=delivered,
+    )
+    return _emit(setup, state)
+
+
+def _flush(setup: Setup, state: RankState) -> Transition:
+    """Emit what waits as a last, shorter block. Nobody reads on: the epoch ends in the next
+    round, which is held so that a rank whose batch fails in this block can still say so."""
+    place = state.place
+    state = state._replace(
+        phase=Phase.EMITTING,
+        place=place._replace(round=place.round + 1),
+        input=Input.ENDED,
+        window=in_arrival_order((state.window, *state.groups)),
+        groups=(),
+        waiting=(),
+        pending=setup.rules.complete(state.waiting),
     )
     return _emit(setup, state)
 
@@ -349,7 +376,8 @@ def _emit(setup: Setup, state: RankState) -> Transition:
 
 def _withdraw(state: RankState) -> RankState:
     """Put the samples of steps that will not be emitted back into the window."""
-    return state._replace(window=held(state), pending=())
+    pending = (step.group for step in state.pending)
+    return state._replace(window=in_arrival_order((state.window, *pending)), pending=())
 
 
 def _fail(setup: Setup, state: RankState) -> Transition:
@@ -380,5 +408,10 @@ def _close(setup: Setup, state: RankState) -> Transition:
 
 
 def _end(state: RankState, outcome: Outcome) -> Transition:
-    state = state._replace(phase=Phase.ENDED, window=held(state), groups=(), pending=())
+    """The epoch is over, behind the last block that was complete: steps that still wait for theirs
+    do not count, and their samples are held."""
+    place = state.place._replace(step=state.place.step - len(state.waiting))
+    state = state._replace(
+        phase=Phase.ENDED, place=place, window=held(state), groups=(), waiting=(), pending=()
+    )
     return Transition(state, (End(outcome),))

@@ -73,6 +73,7 @@ def _measure_rank(rank: int, world_size: int, bench: RoundBench) -> list[float]:
                 want=bench.steps,
                 limit=config.window,
                 has_spare=True,
+                waiting=False,
                 failed=False,
                 closed=False,
             )

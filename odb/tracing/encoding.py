@@ -17,6 +17,7 @@ from spec.exchange import decode, encode
 from spec.messages import (
     AbortedBy,
     Arrived,
+    Block,
     Closed,
     ClosedBy,
     Command,
@@ -47,7 +48,7 @@ from spec.messages import (
 from spec.rank import RankState, Rules
 from spec.samples import Counts, Sample
 
-TALLY_WIDTH = 2 * len(Terms._fields) + 7
+TALLY_WIDTH = 2 * len(Terms._fields) + 8
 
 
 class UnknownSample(ValueError):
@@ -139,7 +140,9 @@ def command_to_json(command: Command) -> list[Any]:
     match command:
         case Emit(step):
             seqs = [s.seq for s in step.group]
-            return ["Emit", step.number, step.round, seqs, step.local, step.total]
+            alone = step.block == Block(0, 1, step.total)  # as most are
+            block = [] if alone else [step.block]
+            return ["Emit", step.number, step.round, seqs, step.local, step.total, *block]
         case Pull(limit):
             return ["Pull", limit]
         case Filter(sample):
@@ -169,10 +172,10 @@ def command_from_json(value: Any, samples: Mapping[int, Sample]) -> Command:
 
     kind, *rest = _list(value) or [None]
     match kind, rest:
-        case "Emit", [number, round_, seqs, local, total]:
+        case "Emit", [number, round_, seqs, local, total, *block] if len(block) <= 1:
             group = tuple(map(sample, _list(seqs)))
             step = Step(_whole(number), _whole(round_), group, _counts(local), _counts(total))
-            return Emit(step)
+            return Emit(step._replace(block=_block(*block or [[0, 1, total]])))
         case "Pull", [limit]:
             return Pull(_whole(limit))
         case "Filter", [seq]:
@@ -219,19 +222,20 @@ def outcome_from_json(value: Any) -> Outcome:
 
 def state_to_json(state: RankState) -> list[Any]:
     """What a state comes to: its phase, input and trainer; its place; how many samples are in the
-    window, in how many groups and pending steps; samples arrived and delivered; spare and donor."""
+    window, in how many groups, waiting and pending steps; samples arrived and delivered; spare and
+    donor."""
     spare = None if state.spare is None else state.spare.seq
     return [
         *(state.phase.name, state.input.name, state.trainer.name),
         *(state.place.round, state.place.step),
-        *(len(state.window), len(state.groups), len(state.pending)),
+        *(len(state.window), len(state.groups), len(state.waiting), len(state.pending)),
         *(state.arrived, state.delivered, spare, state.donor),
     ]
 
 
 STATE_FIELDS = (
     *("phase", "input", "trainer", "round", "step", "samples in the window", "groups"),
-    *("pending steps", "samples arrived", "samples delivered", "spare", "donor"),
+    *("waiting steps", "pending steps", "samples arrived", "samples delivered", "spare", "donor"),
 )
 """What the parts of a summary of a state are."""
 
@@ -297,6 +301,7 @@ def config_to_json(config: Config) -> dict[str, Any]:
         "quota": config.quota,
         "seed": config.seed,
         "settings": config.settings,
+        "accumulation_steps": config.accumulation_steps,
     }
 
 
@@ -353,6 +358,15 @@ def _wholes(values: Any) -> tuple[int, ...]:
 
 def _sample(seq: Any, cost: Any, weight: Any, extras: tuple[int, ...]) -> Sample:
     return Sample(_whole(seq), _whole(cost), _whole(weight), extras)
+
+
+def _block(value: Any) -> Block | None:
+    match value:
+        case None:
+            return None
+        case [place, steps, total]:
+            return Block(_whole(place), _whole(steps), _counts(total))
+    raise ValueError(f"{value!r} is no block")
 
 
 def _vector(values: Any) -> tuple[int, ...]:

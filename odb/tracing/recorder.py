@@ -33,7 +33,7 @@ from spec.rank import RankState, Setup
 
 logger = logging.getLogger("odb")
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format, in the first line of every trace."""
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
