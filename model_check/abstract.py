@@ -24,7 +24,7 @@ _NUMBERS = count(1_000_000)
 
 
 class Several:
-    """So many samples of a tuple, one at least."""
+    """So many samples of a tuple (perhaps none, if `any_samples` says so)."""
 
     def __init__(self, size: Any) -> None:
         self.size = size
@@ -39,7 +39,7 @@ class SeveralGroups:
         self.samples = samples
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(some_samples(self.samples))
+        return iter(any_samples(self.samples))
 
     def __bool__(self) -> bool:
         """Whether they hold samples: all of them do, or none."""
@@ -144,6 +144,12 @@ def some_samples(number: Any) -> tuple[Any, ...]:
     if isinstance(number, SymInt):
         return Row((Several(number),) if number >= 1 else ())
     return tuple(Sample(next(_NUMBERS), 1, 1) for _ in range(number))
+
+
+def any_samples(number: Any) -> tuple[Any, ...]:
+    """So many samples, perhaps none, for tuples of which only the length is looked at: no path
+    needs to ask whether there are any."""
+    return Row((Several(number),)) if isinstance(number, SymInt) else some_samples(number)
 
 
 def some_groups(number: Any, samples: Any) -> tuple[Any, ...]:

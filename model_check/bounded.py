@@ -23,6 +23,7 @@ from model_check.promises import PROMISES, Epoch
 from model_check.prover import Obligation, Parts, Proof, ProofResult, Prover, Source, both
 from spec import (
     alignment,
+    blocks,
     config,
     draw,
     exchange,
@@ -42,14 +43,15 @@ from spec.variants import VARIANTS, Variant, machines, rules
 from spec.world import FAITHFUL, Stop
 
 MODULES = (
-    alignment, config, draw, exchange, grouping, lockstep, quota, rank, samples, scaling,
+    alignment, blocks, config, draw, exchange, grouping, lockstep, quota, rank, samples, scaling,
     promises, rules, machines,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What is unrolled: up to `samples` on each of `ranks`, windows of `window`, one mode."""
+    """What is unrolled: up to `samples` on each of `ranks`, windows of `window`, one mode, and
+    blocks of `block` steps."""
 
     ranks: int
     samples: int
@@ -57,6 +59,7 @@ class Scope:
     mode: Mode
     idle: Idle = Idle.PAD
     has_quota: bool = False
+    block: int = 1
     play: Play = lockstep.SHIPPED
 
     @property
@@ -65,7 +68,8 @@ class Scope:
         idle = f", idle {self.idle.name.lower()}" if self.mode is Mode.JOIN else ""
         quota = ", any quota" if self.has_quota else ""
         mode = "join" if self.mode is Mode.JOIN else "quota mode"
-        return f"{mode}{idle}{quota}: window {self.window}"
+        blocks_ = f", blocks of {self.block}" if self.block > 1 else ""
+        return f"{mode}{idle}{quota}: window {self.window}{blocks_}"
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,14 @@ FOR_VARIANTS = ((2, 2, 1), (1, 3, 2), (2, 2, 3))
 
 
 def scopes(sizes: Sequence[tuple[int, int, int]] = SMALL) -> list[Scope]:
-    """What is unrolled: every mode in every size, small ones first."""
-    return [
+    """What is unrolled: every mode in every size, small ones first; then join mode with blocks."""
+    every = [
         Scope(ranks, most, window, **ending) for ranks, most, window in sizes for ending in ENDINGS
     ]
+    with_blocks = [
+        Scope(ranks, most, window, Mode.JOIN, block=2) for ranks, most, window in sizes if most > 1
+    ]
+    return [*every, *with_blocks]
 
 
 def _epoch(source: Source, scope: Scope) -> Callable[[], Any]:
@@ -121,9 +129,10 @@ def _epoch(source: Source, scope: Scope) -> Callable[[], Any]:
         quota=quota_ if scope.has_quota else None,
         seed=0,
         settings=0,
+        accumulation_steps=scope.block,
     )
     # The bound of bounded-termination, and one round more, in which it would be broken.
-    play = replace(scope.play, rounds=scope.samples + 2)
+    play = replace(scope.play, rounds=scope.samples + 2 + (scope.block > 1))
 
     def claim() -> Any:
         there = [_first(count, shard) for count, shard in zip(counts, shards, strict=True)]

@@ -7,17 +7,18 @@ reaches fails the verification: the promise that it guards would be about nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 from spec.grouping import group, oversize
 from spec.messages import AbortedBy, ClosedBy, Finished, Lost, Step
-from spec.rank import Phase, Trainer, held
+from spec.rank import Input, Phase, Trainer, held
 from spec.world import Node, World
 
 GoalCheck = Callable[[World, Node], bool]
 
 
 def _decided(node: Node) -> tuple[Step, ...]:
-    return (*node.queue, *node.machine.pending)
+    return (*node.queue, *node.machine.pending, *node.machine.waiting)
 
 
 def carry(world: World, node: Node) -> bool:
@@ -81,6 +82,26 @@ def quota_withdraws(world: World, node: Node) -> bool:
     return met and bool(node.machine.window)
 
 
+def block_across_rounds(world: World, node: Node) -> bool:
+    """A block has steps of more than one round."""
+    return any(
+        later.block is not None and later.block.place > 0 and step.round < later.round
+        for step, later in pairwise(node.machine.pending)
+    )
+
+
+def shorter_block(world: World, node: Node) -> bool:
+    """An epoch of several blocks ends with a shorter one."""
+    size = world.config.accumulation_steps
+    steps = node.steps
+    return isinstance(node.outcome, Finished) and steps > size and steps % size > 0
+
+
+def failure_while_steps_wait(world: World, node: Node) -> bool:
+    """A rank fails while steps wait for their block, so that these are not emitted."""
+    return bool(node.machine.waiting) and node.machine.input is Input.FAILED
+
+
 def queue_full(world: World, node: Node) -> bool:
     """A batcher has to wait for room in its queue."""
     return len(node.queue) == world.queue and bool(node.machine.pending)
@@ -126,12 +147,14 @@ def most_steps(world: World, node: Node) -> bool:
 def most_rounds(world: World, node: Node) -> bool:
     """An epoch has as many rounds as bounded-termination allows (the bound is exact)."""
     ended = isinstance(node.outcome, Finished)
-    return ended and world.samples > 0 and node.machine.place.round == world.samples
+    bound = world.samples + (world.config.accumulation_steps > 1)
+    return ended and world.samples > 0 and node.machine.place.round == bound
 
 
 def window_full(world: World, node: Node) -> bool:
     """A batcher holds as many samples as bounded-memory allows (the bound is exact)."""
-    return len(held(node.machine)) == world.config.window
+    block = world.config.accumulation_steps
+    return block > 1 and len(held(node.machine)) == world.config.window * block
 
 
 GOALS: Mapping[str, GoalCheck] = {
@@ -150,6 +173,9 @@ GOALS: Mapping[str, GoalCheck] = {
     "finished epoch": finished,
     "second epoch": second_epoch,
     "quota withdraws": quota_withdraws,
+    "block across rounds": block_across_rounds,
+    "shorter last block": shorter_block,
+    "failure while steps wait": failure_while_steps_wait,
     "queue full": queue_full,
     "abort behind queued steps": abort_behind_steps,
     "early stop ends the epoch": close_elsewhere,

@@ -13,7 +13,7 @@ from model_check.explorer import Broken
 from spec.config import Idle, Mode
 from spec.grouping import load_of_group, within
 from spec.messages import AbortedBy, Finished, Lost, Mismatched, Step
-from spec.rank import Input, Phase, Trainer, has_spare, held
+from spec.rank import Input, Phase, RankState, Trainer, has_spare, held
 from spec.samples import add_counts
 from spec.world import Node, Outbox, World, bits
 
@@ -64,16 +64,25 @@ def budget(world: World, node: Node) -> str | None:
     return None
 
 
+def have_waited(machine: RankState) -> list[Step]:
+    """The steps that wait for their block, or have waited for it, since before this round."""
+    decided = (*machine.pending, *machine.waiting)
+    this_round = machine.place.round - 1 if machine.phase is Phase.EMITTING else None
+    return [step for step in decided if step.round != this_round]
+
+
 def bounded_memory(world: World, node: Node) -> str | None:
-    """A batcher holds at most a window of samples, and beside it, for each step that waits for its
-    block, at most a window's worth; its queue at most its capacity of steps."""
-    machine, window = node.machine, world.config.window
-    waiting = [len(step.group) for step in machine.waiting]
-    beside = len(held(machine)) - sum(waiting)
-    if beside > window or any(size > window for size in waiting):
-        return f"{beside} samples are held, and {waiting} in steps that wait"
-    if len(waiting) >= world.config.accumulation_steps:
-        return f"{len(waiting)} steps wait for their block"
+    """A batcher holds at most a window of samples, and beside it those of steps that have waited
+    for their block: fewer steps than a block has, none with more samples than a window. (A rank
+    that reads no more may take them back.) Its queue holds at most its capacity of steps."""
+    machine, window, block = node.machine, world.config.window, world.config.accumulation_steps
+    sizes = [len(step.group) for step in have_waited(machine)]
+    if len(sizes) >= block or any(size > window for size in sizes):
+        return f"{len(sizes)} steps wait for their block, with {sum(sizes)} samples"
+    beside = len(held(machine)) - sum(sizes)
+    reads = machine.trainer is Trainer.SERVED and machine.input is not Input.FAILED
+    if beside > (window if reads and machine.phase is not Phase.ENDED else window * block):
+        return f"{beside} samples are held"
     if len(node.queue) > world.queue:
         return f"{len(node.queue)} steps are queued"
     return None

@@ -45,6 +45,15 @@ MODES: Sequence[tuple[str, Config]] = (
     ("quota mode, quota 2", QUOTA),
 )
 
+BLOCKS: Sequence[tuple[str, Config]] = (
+    ("blocks of 2", config(accumulation_steps=2)),
+    ("blocks of 2, window 1", config(window=1, accumulation_steps=2)),
+    ("blocks of 2, no quota", config(mode=Mode.QUOTA, accumulation_steps=2)),
+    ("blocks of 2, quota 2", config(mode=Mode.QUOTA, quota=2, accumulation_steps=2)),
+    ("blocks of 3", config(window=1, accumulation_steps=3)),
+)
+"""Gradients are added up over several steps. (With idle stop they cannot be.)"""
+
 
 def quick() -> list[Case]:
     """Two ranks exhaustively with faults, three without; every mode; queues of one step, so that
@@ -68,6 +77,14 @@ def quick() -> list[Case]:
     for name, settings in MODES:
         lone = World(settings, 1, (SHORT, LONG, EMPTY), 3, faults=Faults(2))
         cases.append(Case(f"{name}: 1 rank, 2 faults", lone))
+    for name, settings in BLOCKS:
+        cases.append(Case(name, World(settings, 2, (SHORT, LONG), 3)))
+        faulty = World(settings, 2, (LONG,), 3, faults=Faults(2))
+        cases.append(Case(f"{name}: 2 faults", faulty, BOTH))
+        again = World(settings, 2, (LONG,), 3, epochs=2, stop=Stop.TOGETHER)
+        cases.append(Case(f"{name}: stops, 2 epochs", again, BOTH))
+        alone = World(settings, 2, (SHORT, LONG), 2, coupled=False, stop=Stop.ALONE)
+        cases.append(Case(f"{name}: one stops", alone))
     growing = config(window=3, slow_start=1)
     cases.append(Case("slow start: window 3", World(growing, 2, (SHORT, LONG), 3, queue=2)))
     cases.append(Case("3 samples: window 2", World(JOIN_PAD, 2, (LONG, OVERSIZE), 3)))
@@ -101,6 +118,8 @@ def for_mutants() -> list[Case]:
         cases.append(Case(f"{name}: stops, 2 epochs", again))
     cases.append(Case("window 2, 3 samples", World(JOIN_PAD, 2, (LONG, OVERSIZE), 3)))
     cases.append(Case("window 1", World(config(window=1), 2, (SHORT, LONG), 2)))
+    for name, settings in BLOCKS:
+        cases.append(Case(name, World(settings, 2, (LONG,), 3)))
     return cases
 
 
@@ -119,6 +138,13 @@ def full() -> list[Case]:
         cases.append(Case(f"{name}: 3 ranks, 3 samples", more, BOTH))
         longer = World(settings, 2, (SHORT, LONG, OVERSIZE), 3, queue=2)
         cases.append(Case(f"{name}: 3 samples, queue 2", longer))
+    for name, settings in BLOCKS:
+        three = World(settings, 3, (SHORT, LONG), 2)
+        cases.append(Case(f"{name}: 3 ranks", three, BOTH))
+        faulty = World(settings, 2, (SHORT, LONG), 3, faults=Faults(2))
+        cases.append(Case(f"{name}: 2 kinds, 2 faults", faulty, BOTH))
+        longer = World(settings, 2, (SHORT, LONG), 4, queue=2)
+        cases.append(Case(f"{name}: 4 samples, queue 2", longer, BOTH))
     return cases
 
 

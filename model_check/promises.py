@@ -150,13 +150,14 @@ def exact_gradient(epoch: Epoch) -> str | None:
         for step in rank.steps:
             if step.total != sums[step.number] or step.total.weight <= 0:
                 return f"step {step.number} has totals {step.total}, the sum is {sums[step.number]}"
-            due = _block_of(step.number, epoch.config.accumulation_steps, sums)
+            due = block_of(step.number, epoch.config.accumulation_steps, sums)
             if step.block != due:
                 return f"step {step.number} is in {step.block}, not in {due}"
     return None
 
 
-def _block_of(number: int, size: int, sums: Mapping[int, Counts]) -> Block:
+def block_of(number: int, size: int, sums: Mapping[int, Counts]) -> Block:
+    """What a step has to know of its block, in an epoch whose steps come to these sums."""
     first = number - number % size
     totals = [sums[i] for i in range(first, first + size) if i in sums]
     return Block(number - first, len(totals), reduce(add_counts, totals))

@@ -11,7 +11,7 @@ from proofs.reports import bounds, lifted, some_report, some_tally, some_terms
 from proofs.theorem import Theorem
 from spec import exchange
 from spec.config import Budget, Config, Idle, Mode
-from spec.exchange import Decision, Finish, Mismatch, Steps, Tally
+from spec.exchange import Decision, Finish, Flush, Mismatch, Steps, Tally
 from spec.variants import rules
 
 
@@ -126,8 +126,10 @@ def _finish_means_done(source: Source, f: Deciding) -> Callable[[], Any]:
 
     def claim() -> Any:
         decision = _decision(f, world_size, tally)
-        if not isinstance(decision, Finish):
+        if not isinstance(decision, Finish | Flush):
             return True
+        if isinstance(decision, Flush) != bool(tally.any_waiting >= 1):
+            return False
         if f.config.mode is Mode.QUOTA and f.config.quota is None:
             return tally.any_drained >= 1
         return both(*(report.want == 0 for report in reports))
@@ -219,7 +221,8 @@ ENVELOPE = Theorem(
     states=(
         "Whenever ranks decide to take T steps, T is at least 1 and at most the number of samples "
         "of every rank that has samples, for any number of ranks. And the epoch finishes only "
-        "when no rank wants a step (without a quota in quota mode: when some rank is drained). A "
+        "when no rank wants a step (without a quota in quota mode: when some rank is drained); "
+        "if steps still wait for their block then, these are emitted first. A "
         "rank that has to idle and has no sample to do it with is lent one."
     ),
     assumes=(
@@ -250,9 +253,13 @@ ENVELOPE = Theorem(
         ),
         *_in_every_mode(
             "an epoch finishes when it is done",
-            "if the decision is Finish, no rank wants a step (or, without a quota, one is drained)",
+            "if the decision is Finish, no rank wants a step (or, without a quota, one is "
+            "drained), and no step waits; if one does, the decision is Flush",
             _finish_means_done,
-            {"an epoch ends at once": _changed(decide=_ends_at_once)},
+            {
+                "an epoch ends at once": _changed(decide=_ends_at_once),
+                "what waits is left out": _changed(decide=rules.never_flush),
+            },
         ),
     ),
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from model_check.abstract import Row
 from model_check.prover import both
 from proofs.reports import equal, lifted
+from spec.blocks import Gathered
 from spec.config import Idle, terms_of
 from spec.enabled import COLLECTIVES
-from spec.exchange import Abort, Close, Finish, Mismatch, Report, Steps
+from spec.exchange import Abort, Close, Finish, Flush, Mismatch, Report, Steps
 from spec.messages import (
     AbortedBy,
     Arrived,
@@ -32,11 +34,12 @@ from spec.messages import (
     Retire,
     ShareReason,
     ShareSpare,
+    Step,
     Tallied,
     Totalled,
 )
 from spec.rank import Input, Phase, RankState, Setup, Trainer, has_spare, room_left
-from spec.samples import counts_of
+from spec.samples import NOTHING, counts_of
 
 ASKS: dict[Phase, type[Command]] = {
     Phase.FILLING: Pull,
@@ -53,8 +56,20 @@ SILENT = (Filter, KeepSpare, ShareSpare, Retire, GiveUp, ShareReason)
 
 def held_samples(state: RankState) -> Any:
     """How many samples the rank holds."""
-    steps = [step.group for step in state.pending]
+    steps = [step.group for step in (*state.waiting, *state.pending)]
     return len(state.window) + sum(len(group) for group in (*state.groups, *steps))
+
+
+def grouped_samples(state: RankState) -> Any:
+    """How many samples are in the groups of the round."""
+    return sum(len(group) for group in state.groups)
+
+
+def blocks_after(setup: Setup, before: RankState, event: Totalled) -> Gathered:
+    """Which blocks are complete with the steps that are decided on by these totals."""
+    taken = setup.rules.take_steps(setup.config, before.delivered, event.totals).steps
+    decided = Row(Step(0, 0, group, NOTHING, NOTHING) for group in before.groups[:taken])
+    return setup.rules.gather(setup.config, before.waiting, decided)
 
 
 def asks(setup: Setup, before: RankState, after: RankState, commands: Any) -> Any:
@@ -78,7 +93,8 @@ def asks(setup: Setup, before: RankState, after: RankState, commands: Any) -> An
         case Emit(_) if not after.pending:
             return False
         case Emit(step):
-            numbered = step.number == after.place.step - len(after.pending)
+            due = len(after.waiting) + len(after.pending)
+            numbered = step.number == after.place.step - due
             return both(step is after.pending[0], numbered)
         case _:
             return True
@@ -90,8 +106,9 @@ def _report(setup: Setup, state: RankState) -> Report:
     return Report(
         terms=terms_of(setup.config, state.place),
         want=len(state.groups) if holding else 0,
-        limit=held_samples(state) if holding else setup.config.window,
+        limit=grouped_samples(state) if holding else setup.config.window,
         has_spare=has_spare(state),
+        waiting=bool(state.waiting),
         failed=state.input is Input.FAILED,
         closed=state.trainer is Trainer.STOPPED,
     )
@@ -125,6 +142,8 @@ def follows(setup: Setup, before: RankState, event: Event, after: RankState, com
                 return False
             agreed = True if donor is None else collectives[0].donor == donor
             return both(agreed, len(after.groups) == target, _can_idle(setup, before, after))
+        case Flush():  # (a rank whose trainer has stopped emits nothing, and reports at once)
+            return not ends and all(kind is PostReport for kind in kinds)
         case Finish():
             return not kinds and ends == [Finished()]
         case Close(rank) if not kinds and _ended(ends, ClosedBy):
@@ -154,9 +173,19 @@ def counts_on(setup: Setup, before: RankState, event: Event, after: RankState) -
         progress = setup.rules.take_steps(setup.config, before.delivered, event.totals)
         place = place._replace(round=place.round + 1, step=place.step + progress.steps)
         delivered = progress.delivered
+    if isinstance(event, Tallied) and _flushes(setup, event):
+        place = place._replace(round=place.round + 1)
+    if after.phase is Phase.ENDED:
+        place = place._replace(step=place.step - len(before.waiting))
     if isinstance(event, Arrived):
         arrived = arrived + len(event.samples)
     return both(_same(after.place, place), after.arrived == arrived, after.delivered == delivered)
+
+
+def _flushes(setup: Setup, event: Tallied) -> bool:
+    target = setup.rules.target(event.tally)
+    decision = setup.rules.decide(setup.config, setup.world_size, event.tally, target)
+    return isinstance(decision, Flush)
 
 
 def filters(setup: Setup, event: Event, after: RankState, commands: Any) -> Any:
@@ -173,32 +202,41 @@ def filters(setup: Setup, event: Event, after: RankState, commands: Any) -> Any:
 def steps_first(
     setup: Setup, before: RankState, event: Event, after: RankState, commands: Any
 ) -> Any:
-    """Every step that was decided on is emitted or still to be emitted, so that an epoch can end
-    behind the last of them only, and they stay in their order. (A rank that has lost a peer emits
-    no more; nor does one that gives up, which it does only if it cannot make even an idle step, or
-    is alone.)"""
+    """Every step that was decided on is emitted or still to be emitted, or waits for its block, so
+    that an epoch can end behind the last complete block only, and they stay in their order. (A rank
+    that has lost a peer emits no more; nor does one that gives up, which it does only if it cannot
+    make even an idle step, or is alone.)"""
     if any(isinstance(c, GiveUp) for c in commands):
         if not isinstance(event, Failed) or not before.pending:
             return False
         return before.pending[0].idle or setup.world_size == 1
     if isinstance(event, PeerLost) or after.trainer is not Trainer.SERVED:
         return True
-    emitted = before.place.step - len(before.pending)
-    complete = after.place.step - len(after.pending) == emitted + isinstance(event, Emitted)
+    emitted = before.place.step - len(before.waiting) - len(before.pending)
+    left = after.place.step - len(after.waiting) - len(after.pending)
+    complete = left == emitted + isinstance(event, Emitted)
     return both(complete, _in_order(setup, before, event, after))
 
 
 def _in_order(setup: Setup, before: RankState, event: Event, after: RankState) -> bool:
     due: tuple[Any, ...] = before.pending
+    waiting: tuple[Any, ...] = () if after.phase is Phase.ENDED else before.waiting
     if isinstance(event, Emitted):
         due = due[1:]
     if isinstance(event, Totalled):
-        taken = setup.rules.take_steps(setup.config, before.delivered, event.totals).steps
-        groups = [step.group for step in after.pending]
-        return _identical(groups, before.groups[:taken])
+        due, waiting = blocks_after(setup, before, event)
+    if isinstance(event, Tallied) and _flushes(setup, event):
+        due, waiting = before.waiting, ()
+    if not _same_groups(after.waiting, waiting):
+        return False
     if isinstance(event, Failed):
         return _elements(after.pending) == _elements(due)
-    return _identical(after.pending, due)
+    return _same_groups(after.pending, due)
+
+
+def _same_groups(a: Any, b: Any) -> bool:
+    """Whether steps hold the very same groups, in the same order."""
+    return _identical([step.group for step in a], [step.group for step in b])
 
 
 def _identical(a: Any, b: Any) -> bool:

@@ -50,7 +50,8 @@ NOTHING_SPECIAL = Ambient(
 class _Rank:
     """A rank that may wait: where its batcher and its trainer are.
 
-    decided: steps decided on. taken: steps that its trainer has taken; queued: steps in its queue.
+    decided: steps decided on whose block is complete. taken: those that its trainer has taken;
+    queued: those in its queue.
     seen: how many exchanges it has seen the result of.
     """
 
@@ -74,7 +75,7 @@ class _Rank:
         self.waits = exchanging and not self.inbox
 
     def possible(self) -> Any:
-        """What is known of a single rank: steps decided on are emitted in order, all of them before
+        """What is known of a single rank: steps of complete blocks are emitted in order, all before
         the next exchange (identity-coverage); a trainer is done only behind the last."""
         emitted = self.taken + self.queued
         open_steps = self.decided >= emitted + 1 if self.phase is Phase.EMITTING else True
@@ -134,7 +135,7 @@ class _Pair:
 
     def _agree(self, x: _Rank, y: _Rank) -> Any:
         """Ranks that have seen as many results have decided alike (step-alignment): on as many
-        steps, and on whether the epoch is over; behind that there is no result."""
+        steps, and so blocks, and on whether the epoch is over; behind that there is no result."""
         over = x.phase is not Phase.ENDED or y.phase is Phase.ENDED
         last = x.phase is not Phase.ENDED or y.seen <= x.seen
         return both(implies(x.seen <= y.seen, both(x.decided <= y.decided, over)), last)

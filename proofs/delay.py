@@ -105,8 +105,9 @@ THREE = Moves((1, 1, 1), 1)
 THEOREM = Theorem(
     promise="bounded-delay",
     states=(
-        "A sample leaves within as many rounds as there were samples in the window when it had "
-        "entered, itself included: within `window` rounds at most."
+        "A sample leaves the window within as many rounds as there were samples in it when it had "
+        "entered, itself included: within `window` rounds at most. (Its step then waits for its "
+        "block, for which each round decides on one step at least.)"
     ),
     assumes=(
         "Rounds in which the rank takes steps. (A round without is the last of its epoch.) Steps "

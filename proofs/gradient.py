@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_check.prover import Obligation, Source, both
+from proofs import blocks
 from proofs.theorem import Theorem
 from spec import scaling
 
@@ -74,7 +75,8 @@ THEOREM = Theorem(
         "For any number of ranks, any non-negative weights of which one is positive, and any "
         "gradients: the average over ranks of loss scale times gradient of the local mean loss is "
         "the gradient of the weighted mean over all ranks. Idle ranks contribute nothing. The same "
-        "holds over a block of steps whose losses are scaled by the block's total."
+        "holds over a block of steps whose losses are scaled by the block's total; and each step "
+        "of a block, the last and shorter one of an epoch included, is told that total."
     ),
     assumes=(
         "Real numbers. The trainer averages gradients over W ranks, and its loss is the mean over "
@@ -84,9 +86,13 @@ THEOREM = Theorem(
         "Each rank (and each step of a block) contributes weight * gradient / total. By induction "
         "over ranks and steps the contributions add up to the weighted sum over the total, which "
         "is the weighted mean. The total is positive because every sample weighs at least 1 and "
-        "some rank has one in every step."
+        "some rank has one in every step. Blocks are a fold over the steps as they are decided on, "
+        "of whatever rounds: each step joins those that wait, or completes their block."
     ),
-    leaves_out="Floating-point rounding (real jobs are compared to 1e-9 in float64 by tests).",
+    leaves_out=(
+        "Floating-point rounding (real jobs are compared to 1e-9 in float64 by tests). The places "
+        "of steps in blocks of more than five; their totals are proved for any number."
+    ),
     obligations=(
         Obligation(
             "share",
@@ -109,5 +115,6 @@ THEOREM = Theorem(
             SHIPPED,
             {"a little is always added": Scaling(_at_least_a_little)},
         ),
+        *blocks.OBLIGATIONS,
     ),
 )

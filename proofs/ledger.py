@@ -8,8 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_check.abstract import some_samples
-from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, implies, negation
-from proofs.conduct import asks, counts_on, filters, follows, held_samples, steps_first
+from model_check.prover import OUTSIDE, Obligation, Parts, Source, both, either, implies, negation
+from proofs.conduct import (
+    asks,
+    blocks_after,
+    counts_on,
+    filters,
+    follows,
+    grouped_samples,
+    held_samples,
+    steps_first,
+)
 from proofs.machine import NEXT, NOWHERE, Machine, Situation, Transitions
 from proofs.theorem import Theorem
 from spec import rank, samples
@@ -50,7 +59,8 @@ def sound(setup: Setup, state: RankState) -> Any:
     """The invariant: what is true of a rank between any two events."""
     config, phase = setup.config, state.phase
     always = both(
-        held_samples(state) <= config.window,
+        within_window(setup, state),
+        len(state.waiting) < config.accumulation_steps,
         state.trainer is not Trainer.RETIRED or _retires(setup, state),
         phase in (Phase.REPORTING, Phase.TOTALLING) or not state.groups,
         phase is Phase.EMITTING or not state.pending,
@@ -60,19 +70,30 @@ def sound(setup: Setup, state: RankState) -> Any:
         met = quota_met(config, state.delivered)
         return both(always, asking, negation(met), room_left(setup, state) >= 1)
     if phase is Phase.REPORTING and state.groups:
-        fits = len(state.groups) <= held_samples(state)
+        fits = len(state.groups) <= grouped_samples(state)
         met = quota_met(config, state.delivered)
-        return both(always, not state.window, fits, state.input is not Input.FAILED, negation(met))
+        empty, works = len(state.window) == 0, state.input is not Input.FAILED
+        return both(always, empty, fits, works, negation(met))
     if phase is Phase.REPORTING:
-        drained = not state.window and state.input is not Input.OPEN
+        drained = both(len(state.window) == 0, state.input is not Input.OPEN)
         cut_short = state.input is Input.FAILED or state.trainer is Trainer.STOPPED
-        return both(always, drained or cut_short or quota_met(config, state.delivered))
+        return both(always, either(drained, cut_short, quota_met(config, state.delivered)))
     if phase is Phase.TOTALLING:
         return both(always, len(state.groups) >= 1)
     if phase is Phase.EMITTING:
         served = state.trainer is Trainer.SERVED
         return both(always, bool(state.pending), served)
     return always
+
+
+def within_window(setup: Setup, state: RankState) -> Any:
+    """A rank that reads holds no more than the window, beside steps that wait for their block or
+    are being emitted; and no round puts more into its steps."""
+    window = setup.config.window
+    reads = state.trainer is not Trainer.STOPPED and state.input is not Input.FAILED
+    beside = len(state.window) + grouped_samples(state)
+    grouped = grouped_samples(state) <= window
+    return both(grouped, beside <= window if reads and state.phase is not Phase.ENDED else True)
 
 
 def _retires(setup: Setup, state: RankState) -> bool:
@@ -86,7 +107,7 @@ def occurrences(x: Any, groups: Iterable[Iterable[Any]]) -> int:
 
 def places(x: Any, state: RankState) -> int:
     """In how many places the rank holds the sample."""
-    steps = [step.group for step in state.pending]
+    steps = [step.group for step in (*state.waiting, *state.pending)]
     return occurrences(x, (state.window, *state.groups, *steps))
 
 
@@ -104,9 +125,13 @@ def _before(situation: Situation) -> tuple[Setup, RankState, Event] | None:
     if isinstance(event, Arrived) and len(event.samples) > room_left(setup, state):
         return None
     if isinstance(event, Tallied) and state.groups:
-        in_envelope = setup.rules.target(event.tally) <= held_samples(state)
+        in_envelope = setup.rules.target(event.tally) <= grouped_samples(state)
         if not in_envelope:
             return None
+    if isinstance(event, Totalled):
+        waiting = blocks_after(setup, state, event).waiting
+        if not len(waiting) < setup.config.accumulation_steps:
+            return None  # (blocks: exact-gradient)
     lacks_one = isinstance(event, Tallied) and not state.groups and not has_spare(state)
     if lacks_one and situation.tally.spare_missing == 0:
         return None  # the tally bounds what this rank has said
@@ -124,7 +149,7 @@ def _transition(source: Source, machine: Machine) -> Callable[[], Any]:
         after, commands = machine.transition(setup, state, event)
         return Parts(
             identity_coverage=_accounts(situation, state, event, after, commands),
-            bounded_memory=held_samples(after) <= setup.config.window,
+            bounded_memory=within_window(setup, after),
             uniform_abort=steps_first(setup, state, event, after, commands),
             deadlock_freedom=asks(setup, state, after, commands),
             step_alignment=both(
@@ -175,7 +200,7 @@ def _finish(source: Source, machine: Machine) -> Callable[[], Any]:
         setup, state, event = there
         if state.groups:
             return OUTSIDE  # (the tally bounds the rank's own want)
-        if not state.groups and state.window and failed == 0 and closed == 0:
+        if not state.groups and len(state.window) >= 1 and failed == 0 and closed == 0:
             return OUTSIDE  # (a report of no groups, with samples held, says why)
         after, commands = machine.transition(setup, state, event)
         if not any(isinstance(c, End) and isinstance(c.outcome, Finished) for c in commands):
@@ -246,7 +271,14 @@ def _loses_one(state: RankState) -> RankState:
     """Something of what is held is gone."""
     if state.window:
         return state._replace(window=state.window[1:])
+    if state.waiting:
+        return state._replace(waiting=state.waiting[1:])
     return state._replace(groups=state.groups[1:], pending=state.pending[1:])
+
+
+def _forgets_earlier_steps(state: RankState) -> RankState:
+    """A block that is emitted begins with its second step."""
+    return state._replace(pending=state.pending[1:])
 
 
 def _doubles_one(state: RankState) -> RankState:
@@ -286,10 +318,12 @@ SOMEWHERE: dict[tuple[Phase, type[Event]], dict[str, Transitions]] = {
         "the batch's samples are forgotten": machines.forget_the_group_of_a_failed_batch,
     },
     (Phase.TOTALLING, Totalled): {
+        "the block is emitted without what waited": _changed(_forgets_earlier_steps),
         "steps behind the quota are lost": machines.steps_behind_the_quota_lost,
         "a step is skipped": _skips_a_step,
     },
     (Phase.REPORTING, Tallied): {
+        "the last block is left out": _changed(_forgets_earlier_steps),
         "the carry is dropped": machines.carry_dropped_at_the_end_of_input,
         "a retired rank leaves": machines.retired_ranks_leave,
         "a drained rank skips the counts": machines.idle_ranks_skip_the_counts,
@@ -322,7 +356,8 @@ THEOREM = Theorem(
         "Whatever happens to a rank, faults and stops included, in whatever order: every sample "
         "that has arrived is in exactly one place, until it is filtered (exactly if it cannot be "
         "trained on) or emitted, once; and when a join epoch finishes, none is held. On the way "
-        "the rank never holds more than the window; after every event it waits for exactly one "
+        "the rank never holds more than the window, beside fewer steps than a block has, which "
+        "wait for the others of their block; after every event it waits for exactly one "
         "thing; its report says what it holds; it does what the decision says and nothing else; it "
         "emits the steps that were decided on, all of them, in their order and numbered on."
     ),

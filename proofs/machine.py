@@ -19,17 +19,19 @@ from model_check.abstract import (
     SeveralGroups,
     Size,
     Steps,
+    any_samples,
     length,
     size_of,
     some_groups,
     some_samples,
     totals_of,
 )
-from model_check.prover import Source, both, either, implies
+from model_check.prover import Source, both, either, implies, negation
 from model_check.symbolic import SymInt
 from proofs.reports import some_tally
 from spec import rank
 from spec.alignment import Alignment
+from spec.blocks import Gathered
 from spec.config import CostRule, Idle, Mode, Place
 from spec.messages import (
     Arrived,
@@ -47,9 +49,9 @@ from spec.quota import Progress
 from spec.rank import Input, Phase, RankState, Rules, Setup, Trainer, Transition
 from spec.samples import NOTHING, Sample
 
-NOWHERE, IN_WINDOW, IN_GROUPS, NEXT, LATER = range(5)
-"""Where `x` is: not in this rank's hands, or in the window, in a group of the round, in the step at
-hand, in a later one."""
+NOWHERE, IN_WINDOW, IN_GROUPS, WAITING, NEXT, LATER = range(6)
+"""Where `x` is: not in this rank's hands, or in the window, in a group of the round, in a step that
+waits for its block, in the step at hand, in a later one."""
 
 
 MODES = ("join, idle pad", "join, idle stop", "quota mode", "quota mode with a quota")
@@ -57,10 +59,10 @@ MODES = ("join, idle pad", "join, idle stop", "quota mode", "quota mode with a q
 
 ANY_INPUT, ANY_TRAINER = tuple(Input), tuple(Trainer)
 POSSIBLE: dict[Phase, tuple[tuple[Input, ...], tuple[Trainer, ...], tuple[int, ...]]] = {
-    Phase.FILLING: ((Input.OPEN,), (Trainer.SERVED,), (NOWHERE, IN_WINDOW)),
-    Phase.REPORTING: (ANY_INPUT, ANY_TRAINER, (NOWHERE, IN_WINDOW, IN_GROUPS)),
-    Phase.TOTALLING: (ANY_INPUT, ANY_TRAINER, (NOWHERE, IN_WINDOW, IN_GROUPS)),
-    Phase.EMITTING: (ANY_INPUT, (Trainer.SERVED,), (NOWHERE, IN_WINDOW, NEXT, LATER)),
+    Phase.FILLING: ((Input.OPEN,), (Trainer.SERVED,), (NOWHERE, IN_WINDOW, WAITING)),
+    Phase.REPORTING: (ANY_INPUT, ANY_TRAINER, (NOWHERE, IN_WINDOW, IN_GROUPS, WAITING)),
+    Phase.TOTALLING: (ANY_INPUT, ANY_TRAINER, (NOWHERE, IN_WINDOW, IN_GROUPS, WAITING)),
+    Phase.EMITTING: (ANY_INPUT, (Trainer.SERVED,), (NOWHERE, IN_WINDOW, WAITING, NEXT, LATER)),
 }
 """Input, trainer and place of `x` in each phase: all that the invariant leaves open. (A test tries
 the others.)"""
@@ -136,6 +138,9 @@ class Situation:
             "after": n.any("groups after", 0, None if sliced else 0),
             "in after": n.any("samples in the groups after"),
             "idle": n.any("idle round", 0, 1),
+            "held back": n.any("other steps that wait"),
+            "in held back": n.any("samples in other steps that wait"),
+            "block": n.any("accumulation steps", 1),
         }
         self.rules = AnyRules(self, n)
         self.extra = {"seq": n.any("arrived so far"), "new": n.any("arrives first", 0, 2)}
@@ -147,6 +152,44 @@ class Situation:
         source.assume(self.numbers["rank"] < self.numbers["W"])
         source.assume(self.numbers["in before"] >= self.numbers["before"])
         source.assume(self.numbers["in after"] >= self.numbers["after"])
+        self._rule_out(source)
+
+    def _rule_out(self, source: Source) -> None:
+        """What the invariant excludes anyway, said before anything runs: it leaves fewer paths."""
+        n, phase = self.numbers, self.about.phase
+        grouped, alone = n["idle"] == 0, n["block"] == 1
+        source.assume(implies(n["mode"] == 1, alone))  # `Config` refuses anything else
+        source.assume(n["held back"] < n["block"])
+        source.assume(implies(alone, negation(self._is_at(WAITING))))
+        source.assume(implies(self._is_at(WAITING), n["held back"] + 1 < n["block"]))
+        source.assume(implies(n["held back"] == 0, n["in held back"] == 0))
+        source.assume(implies(alone, self.rules.gathered == 1))
+        for place in (IN_GROUPS, NEXT, LATER):
+            source.assume(implies(self._is_at(place), grouped))
+        if Trainer.RETIRED in self.trainers:
+            retired = n["trainer"] == self.trainers.index(Trainer.RETIRED)
+            drained = n["input"] != self.inputs.index(Input.OPEN)
+            source.assume(implies(retired, both(n["mode"] == 1, drained)))
+        if phase is Phase.REPORTING:
+            sound = n["input"] != self.inputs.index(Input.FAILED)
+            window_empty = both(n["waiting"] == 0, negation(self._is_at(IN_WINDOW)))
+            some = either(n["before"] >= 1, self._is_at(IN_GROUPS))
+            source.assume(implies(grouped, both(some, sound, window_empty)))
+        if self.about.event is Tallied:  # the tally bounds what this rank's report has said
+            failed = n["input"] == self.inputs.index(Input.FAILED)
+            waits = either(n["held back"] >= 1, self._is_at(WAITING))
+            source.assume(implies(failed, self.tally.failed_rank <= n["rank"]))
+            source.assume(both(self.tally.any_waiting >= 0, self.tally.any_waiting <= 1))
+            # And all ranks hold back as many steps (step-alignment).
+            source.assume(waits == (self.tally.any_waiting == 1))
+        if phase is Phase.EMITTING:
+            source.assume(implies(grouped, either(n["beside"] >= 1, self._is_at(NEXT))))
+        if phase is Phase.TOTALLING:
+            source.assume(implies(n["after"] == 0, self.rules.taken != 1))
+
+    def _is_at(self, place: int) -> Any:
+        """Whether that is the place of `x`."""
+        return self._where == self.places.index(place) if place in self.places else False
 
     def _number_samples(self, source: Source) -> None:
         """Samples are numbered as they arrive: what is here has a lower number than what comes."""
@@ -172,6 +215,8 @@ class Situation:
             align=self.rules.align,
             arrange=lambda groups, key: groups,
             take_steps=self.rules.take_steps,
+            gather=self.rules.gather,
+            complete=self.rules.complete,
         )
         return Setup(config, self.numbers["rank"], self.numbers["W"], rules)
 
@@ -187,13 +232,15 @@ class Situation:
             groups = self._groups()
         if phase is Phase.EMITTING:
             pending = self._pending()
+        waiting = self._waiting(n["step"] + length(pending))
         return RankState(
             phase,
-            Place(0, n["round"], n["step"] + length(pending)),
+            Place(0, n["round"], n["step"] + length(pending) + length(waiting)),
             input=choose(n["input"], self.inputs),
             trainer=choose(n["trainer"], self.trainers),
             window=window,
             groups=groups,
+            waiting=waiting,
             pending=pending,
             arrived=self.extra["seq"],
             spare=choose(n["spare"], (None, Sample(0, 1, 1))),  # (a borrowed one counts alike)
@@ -202,10 +249,10 @@ class Situation:
 
     def _window(self) -> tuple[Any, ...]:
         here = (self.x,) if self.place == IN_WINDOW else ()
-        return Row((*here, *some_samples(self.numbers["waiting"])))
+        return Row((*here, *any_samples(self.numbers["waiting"])))
 
     def _group_of_x(self) -> tuple[Any, ...]:
-        return Row((self.x, *some_samples(self.numbers["beside"])))
+        return Row((self.x, *any_samples(self.numbers["beside"])))
 
     def _groups(self) -> Row:
         n = self.numbers
@@ -217,6 +264,11 @@ class Situation:
         before = some_groups(n["before"], n["in before"])
         return Row((*before, *here, *some_groups(n["after"], n["in after"])))
 
+    def _waiting(self, number: Any) -> tuple[Step, ...]:
+        n = self.numbers
+        here = (self._group_of_x(),) if self.place == WAITING else ()
+        return self._steps(number, (*here, *some_groups(n["held back"], n["in held back"])))
+
     def _pending(self) -> tuple[Step, ...]:
         n = self.numbers
         later = some_groups(n["before"], n["in before"])
@@ -227,9 +279,12 @@ class Situation:
             later = (self._group_of_x(), *later)
         if n["idle"] == 1:
             first, later = (), some_groups(n["before"], 0)
+        return self._steps(n["step"], (first, *later))
+
+    def _steps(self, number: Any, groups: tuple[Any, ...]) -> Row:
+        n = self.numbers
         steps: list[Step] = []
-        number = n["step"]
-        for group in (first, *later):
+        for group in groups:
             kind = Steps if isinstance(group, SeveralGroups) else Step
             steps.append(kind(number, n["round"], group, NOTHING, NOTHING))
             number = number + size_of(steps[-1])
@@ -271,6 +326,7 @@ class AnyConfig:
     def __init__(self, numbers: dict[str, Any]) -> None:
         self._numbers = numbers
         self.window = numbers["window"]
+        self.accumulation_steps = numbers["block"]
 
     @property
     def mode(self) -> Mode:
@@ -296,8 +352,9 @@ class AnyRules:
         self._kept = n.any("x is kept", 0, 1)
         self._samples = n.any("others kept")
         self._target = n.any("T", 1)
-        self._taken = n.any("steps taken", 0, 2)
+        self.taken = n.any("steps taken", 0, 2)
         self._more = n.any("samples of the steps taken")
+        self.gathered = n.any("steps that complete a block", 0, 3)
 
     def fill_target(self, config: Any, round_: Any) -> Any:
         """At least one sample and at most the window (theorem: bounded-memory)."""
@@ -310,7 +367,7 @@ class AnyRules:
         if any(s is x for s in window):
             beside = between(0, self._beside, others)
             left = others - beside
-            return Row(((x, *some_samples(beside)), *self._some_groups(left)))
+            return Row(((x, *any_samples(beside)), *self._some_groups(left)))
         return Row(self._some_groups(others))
 
     def _some_groups(self, samples: Any) -> tuple[Any, ...]:
@@ -331,16 +388,33 @@ class AnyRules:
             beside = between(0, self._beside, others - (target - 1))
             more = between(target - 1, self._samples, others - beside)
             more = more if target >= 2 else 0
-            kept = ((x, *some_samples(beside)), *some_groups(target - 1, more))
-            return Alignment(Row(kept), some_samples(others - beside - more))
+            kept = ((x, *any_samples(beside)), *some_groups(target - 1, more))
+            return Alignment(Row(kept), any_samples(others - beside - more))
         more = between(target, self._samples, others)
-        carried = ((x,) if here else ()) + some_samples(others - more)
+        carried = ((x,) if here else ()) + any_samples(others - more)
         return Alignment(Row(some_groups(target, more)), carried)
 
     def take_steps(self, config: Any, delivered: Any, totals: Any) -> Progress:
         """All steps, or those up to some place; without a quota all (theorem: quota-closure)."""
         n = self._situation.numbers
         after = delivered + self._more
-        if config.quota is None or self._taken == 2:
+        if config.quota is None or self.taken == 2:
             return Progress(len(totals), after)
-        return Progress(n["before"] if self._taken == 0 else len(totals) - n["after"], after)
+        return Progress(n["before"] if self.taken == 0 else len(totals) - n["after"], after)
+
+    def gather(self, config: Any, waiting: Any, decided: Any) -> Gathered:
+        """Steps in their order: those of complete blocks, and the rest, which wait (theorem:
+        exact-gradient)."""
+        x, n = self._situation.x, self._situation.numbers
+        steps, ahead = Row((*waiting, *decided)), len(waiting)
+        x_is_new = any(s is x for step in decided for s in step.group)
+        if self.gathered == 0:
+            return Gathered((), steps)
+        if self.gathered == 1:
+            return Gathered(steps, ())
+        cut = ahead + n["before"] + (1 if x_is_new and self.gathered == 3 else 0)
+        return Gathered(steps[:cut], steps[cut:])
+
+    def complete(self, steps: Any) -> Any:
+        """The same steps, as a block."""
+        return Row(steps)

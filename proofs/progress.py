@@ -12,7 +12,7 @@ from proofs.reports import bounds, lifted, some_report, some_tally
 from proofs.theorem import Theorem
 from spec import exchange
 from spec.config import Config
-from spec.exchange import Decision, Report, Steps, Tally
+from spec.exchange import Decision, Flush, Report, Steps, Tally
 from spec.variants import rules
 
 JOINING = {name: config for name, config in MODES.items() if "join" in name}
@@ -101,11 +101,19 @@ def _bounded(source: Source, f: Deciding) -> Callable[[], Any]:
 def _ends(source: Source, f: Deciding) -> Callable[[], Any]:
     world_size, tally = source.int("W"), some_tally(source, "tally")
     source.assume(both(world_size >= 1, tally.want == 0))
+    source.assume(both(tally.any_waiting >= 0, tally.any_waiting <= 1))
 
     def claim() -> Any:
-        return not isinstance(f.decide(f.config, world_size, tally, f.target(tally)), Steps)
+        decision = f.decide(f.config, world_size, tally, f.target(tally))
+        if isinstance(decision, Flush):
+            return tally.any_waiting >= 1  # and behind it no step waits any more
+        return not isinstance(decision, Steps)
 
     return claim
+
+
+def _flushes_for_ever(config: Config, world_size: int, tally: Tally, target: int) -> Decision:
+    return exchange.decide(config, world_size, tally._replace(any_waiting=1), target)
 
 
 def _asks_again(config: Config, world_size: int, tally: Tally, target: int) -> Decision:
@@ -136,7 +144,7 @@ TERMINATION = Theorem(
     promise="bounded-termination",
     states=(
         "A join epoch of sound ranks has no more steps than the largest shard has samples, and no "
-        "more rounds than that and one."
+        "more rounds than that and one; with blocks of several steps, one more, for the last block."
     ),
     assumes=(
         "Reports as sound ranks post them, and a rank that wants no step is drained "
@@ -147,8 +155,9 @@ TERMINATION = Theorem(
         "For each rank, the samples that are left and the steps so far add up to no more than its "
         "shard, or nothing is left: every round keeps that. So the steps still possible, shard "
         "minus steps, shrink with each round by T >= 1 on the rank that wants most, and never "
-        "below 0. Each round but the last has a step. When no rank wants one, the decision is not "
-        "Steps."
+        "below 0. Each round has a step, but for the last two. When no rank wants one, the "
+        "decision is not Steps: it is to emit what waits for its block, behind which no step "
+        "waits (identity-coverage), or to end."
     ),
     leaves_out=(
         "That inputs answer: a rank whose input never ends and never delivers is stuck. Quota "
@@ -169,9 +178,12 @@ TERMINATION = Theorem(
         ),
         *_for_join(
             "end",
-            "a round in which nobody wants a step is the last",
+            "a round in which nobody wants a step is the last, or emits steps that wait",
             _ends,
-            {"asks again": replace(SHIPPED, decide=_asks_again)},
+            {
+                "asks again": replace(SHIPPED, decide=_asks_again),
+                "emits the last block for ever": replace(SHIPPED, decide=_flushes_for_ever),
+            },
         ),
     ),
 )

@@ -10,6 +10,7 @@ from model_check.prover import Obligation, Prover
 from proofs import conduct, machine
 from spec import (
     alignment,
+    blocks,
     config,
     draw,
     enabled,
@@ -42,6 +43,7 @@ class Theorem:
 
 SPEC_MODULES: tuple[ModuleType, ...] = (
     alignment,
+    blocks,
     config,
     draw,
     exchange,

@@ -75,9 +75,10 @@ def _in_every_round(name: str, says: str, body: Any, mutant: Any) -> list[Obliga
 THEOREM = Theorem(
     promise="bounded-memory",
     states=(
-        "In every round a rank waits for at least one sample and never holds more than the window, "
-        "for any window and any slow start. What it waits for grows from round to round until it "
-        "is the window."
+        "In every round a rank waits for at least one sample and never holds more than the "
+        "window, for any window and any slow start (and, beside it, the samples of fewer steps "
+        "than a block has, which wait for their block: each was in the window of its round). What "
+        "it waits for grows from round to round until it is the window."
     ),
     assumes=(
         "Windows and slow starts that fit the wire. Samples enter by `Arrived` alone, and `check` "

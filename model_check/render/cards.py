@@ -45,6 +45,7 @@ class Card:
     input: str
     window: tuple[Chip, ...]
     groups: tuple[tuple[Chip, ...], ...]
+    waiting: tuple[Slot, ...]
     pending: tuple[Slot, ...]
     queue: tuple[Slot, ...]
     outbox: str
@@ -111,6 +112,7 @@ def _card(world: World, state: State, rank: int, known: dict[int, Sample]) -> Ca
         input=_input(node),
         window=chips(machine.window),
         groups=tuple(map(group, machine.groups)),
+        waiting=slots(machine.waiting),
         pending=slots(machine.pending),
         queue=slots(node.queue),
         outbox=_outbox(node),

@@ -81,10 +81,14 @@ def _decision(before: Node, after: Node) -> Iterator[str]:
     if steps_due:
         if old.phase is Phase.FILLING:
             yield "decides by itself: it asks no other rank"
-        elif old.phase is Phase.REPORTING:
+        elif old.phase is Phase.REPORTING and not old.waiting:
             yield "leaves the exchange of counts out"
-        due = (words.step(step, of_all=True) for step in new.pending)
-        yield f"has now to hand over {words.listed(due)}"
+        due = [words.step(step, of_all=True) for step in new.pending]
+        if due:
+            yield f"has now to hand over {words.listed(due)}"
+        if new.waiting != old.waiting and new.waiting:
+            waiting = (words.step(step, of_all=True) for step in new.waiting)
+            yield f"keeps {words.listed(waiting)} until the block is complete"
     if new.donor is not None and old.donor is None:
         yield f"will idle with a sample that rank {new.donor} lends it"
 
@@ -98,7 +102,7 @@ def _aligned(new: RankState) -> str:
 
 def _window(before: Node, after: Node) -> Iterator[str]:
     old, new = before.machine, after.machine
-    decided = [*old.groups, *(step.group for step in old.pending)]
+    decided = [*old.groups, *(step.group for step in (*old.waiting, *old.pending))]
     back = {s.seq for group in decided for s in group} & {s.seq for s in new.window}
     if back and new.phase is Phase.ENDED:
         yield f"still holds {words.names(back)}"
@@ -179,6 +183,9 @@ def places_of(node: Node) -> dict[str, tuple[int, ...]]:
     return {
         "the window": _seqs(machine.window),
         "the groups of the round": _seqs(s for group in machine.groups for s in group),
+        "the steps that wait for their block": _seqs(
+            s for step in machine.waiting for s in step.group
+        ),
         "the steps to hand over": _seqs(s for step in machine.pending for s in step.group),
         "the queue": _seqs(s for step in node.queue for s in step.group),
         "the trainer": words.seqs_of(node.taken),

@@ -70,6 +70,7 @@
     const or = (found, word) => (found.length ? found : [none(word)]);
     const oldGroups = before && before.groups.flat();
     const oldPending = before && samplesIn(before.pending);
+    const oldWaiting = before && samplesIn(before.waiting);
     const rows = [
       row("Batcher", [card.doing], changed("doing")),
       row("Input", [card.input], changed("input")),
@@ -80,6 +81,9 @@
       row("Trainer", [card.trainer], changed("trainer")),
       row("Delivered", or(chips(card.delivered, old("delivered")), "nothing yet"), changed("delivered")),
     ];
+    if (card.waiting.length || changed("waiting")) {
+      rows.splice(4, 0, row("Wait for their block", or(card.waiting.map((s) => slot("step " + s.step, s.chips, oldWaiting)), "no step"), changed("waiting")));
+    }
     for (const [key, label] of [["filtered", "Filtered"], ["dropped", "Dropped"], ["lost", "Lost"]]) {
       if (card[key].length) rows.push(row(label, chips(card[key], old(key)), changed(key), key === "lost"));
     }

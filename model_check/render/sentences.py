@@ -173,6 +173,8 @@ def _result(inbox: Event | None, after: Node | None) -> str:
 def _decided(machine: RankState) -> str:
     if machine.phase is Phase.ENDED:
         return "the epoch ends"
+    if machine.phase is Phase.EMITTING:
+        return "no more steps; those that wait are the last block"
     if machine.phase is not Phase.TOTALLING:
         return f"{words.many(len(machine.pending), 'step')} in this round"
     steps = f"{words.many(len(machine.groups), 'step')} in this round"

@@ -124,7 +124,7 @@ def _where_lost(trace: Trace) -> Iterator[str]:
 def _due(trace: Trace) -> Iterator[tuple[int, Step]]:
     """The steps of each rank that are decided on and have not reached its trainer."""
     for rank, node in enumerate(trace.states[-1].nodes):
-        for step in (*node.queue, *node.machine.pending):
+        for step in (*node.queue, *node.machine.pending, *node.machine.waiting):
             yield rank, step
 
 

@@ -14,6 +14,7 @@ from spec.messages import (
     Command,
     Emit,
     Emitted,
+    End,
     Event,
     Failed,
     Filter,
@@ -110,6 +111,8 @@ class _Scribe:
                 record.most_held = max(record.most_held, held)
             case Tallied():
                 facts.rounds += 1
+                if not any(isinstance(c, PostCounts | ShareSpare | End) for c in line.commands):
+                    self._round += 1  # a round without counts: the last block is emitted
             case Totalled():
                 self._round += 1
             case Failed() if facts.failed is None:

@@ -114,8 +114,9 @@ def _doubled(of_rank: RankFacts) -> Iterator[str]:
 
 
 def exact_gradient(run: Run) -> str | None:
-    """The loss scales of a step add up to the number of ranks, as the totals are the sums of what
-    the ranks put in. (Not from the step on before which a rank failed: there it idles instead.)"""
+    """The loss scales of a block add up to the number of ranks, as the totals are the sums of what
+    the ranks put into its steps. (Not from the step on before which a rank failed: there it idles
+    instead.)"""
     sums: dict[int, Counts] = {}
     present: dict[int, int] = {}
     for rank, of_rank in run.facts.items():
@@ -144,6 +145,9 @@ def exact_gradient(run: Run) -> str | None:
                     f"in step {step.number} rank {rank} scales by {told}, and the ranks put in "
                     f"{put_in}: their scales add up to {scales:.6g} times the mean"
                 )
+            due = promises.block_of(step.number, run.config.accumulation_steps, sums)
+            if run.finished and step.block != due:
+                return f"step {step.number} is in {step.block}, not in {due}"
     return None
 
 

@@ -10,6 +10,7 @@ from odb.tracing.encoding import STATE_FIELDS
 from spec.exchange import Tally
 from spec.messages import (
     Arrived,
+    Block,
     Closed,
     Command,
     Emit,
@@ -79,7 +80,7 @@ def in_detail(one: Command) -> str:
             here = names([s.seq for s in step.group], most=len(step.group))
             return (
                 f"emits step {step.number} of round {step.round} with {here} ({local}; on all "
-                f"ranks {total})"
+                f"ranks {total}; {_block(step.block)})"
             )
         case PostCounts(several):
             return f"posts counts: {'; '.join(map(counts, several))}"
@@ -87,6 +88,12 @@ def in_detail(one: Command) -> str:
             return f"posts a report of {tally_fields(tally)}"
         case _:
             return repr(one)
+
+
+def _block(block: Block | None) -> str:
+    if block is None:
+        return "of no block"
+    return f"{block.place + 1} of a block of {block.steps}, in all {counts(block.total)}"
 
 
 def event(one: Event) -> str:

@@ -96,6 +96,26 @@ OURS_CHANGED: Mapping[str, Variant] = {
         ("bounded-memory",),
         Rules(fill_target=rules.longer_window),
     ),
+    "mean-of-means": Variant(
+        "each step of a block is scaled by its own weight, as if means could be added up",
+        ("exact-gradient",),
+        Rules(gather=rules.mean_of_means, complete=rules.each_step_by_itself),
+    ),
+    "own-weight": Variant(
+        "a block is weighed by what this rank has in it",
+        ("exact-gradient",),
+        Rules(gather=rules.own_weight, complete=rules.own_part_of_the_block),
+    ),
+    "blocks-end-with-rounds": Variant(
+        "a block ends with its round, whether it is full or not",
+        ("exact-gradient",),
+        Rules(gather=rules.block_ends_with_the_round),
+    ),
+    "last-block-dropped": Variant(
+        "steps that still wait for their block at the end of an epoch are left out",
+        COVERAGE,
+        Rules(decide=rules.never_flush),
+    ),
     # ------------------------------------------------------------ machines
     "drained-ranks-leave": Variant(
         "a drained rank stops posting",

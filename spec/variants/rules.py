@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
-from spec import alignment, exchange, grouping
+from spec import alignment, blocks, exchange, grouping
 from spec import config as settings
 from spec.alignment import Alignment
+from spec.blocks import Gathered
 from spec.config import Budget, Config, Mode
 from spec.exchange import Decision, Finish, Steps, Tally
-from spec.samples import Group, Sample, in_arrival_order
+from spec.messages import Block, Step
+from spec.samples import NOTHING, Counts, Group, Sample, add_counts, in_arrival_order
 
 # ---------------------------------------------------------------- the target
 
@@ -48,6 +52,10 @@ def idle_without_a_quota(config: Config, world_size: int, tally: Tally, target: 
     if config.mode is Mode.QUOTA and config.quota is None:
         tally = tally._replace(any_drained=0)
     return exchange.decide(config, world_size, tally, target)
+
+
+def never_flush(config: Config, world_size: int, tally: Tally, target: int) -> Decision:
+    return exchange.decide(config, world_size, tally._replace(any_waiting=0), target)
 
 
 def any_terms(config: Config, world_size: int, tally: Tally, target: int) -> Decision:
@@ -130,6 +138,50 @@ def drop_last_group(budget: Budget, samples: tuple[Sample, ...]) -> tuple[Group,
 
 def longer_window(config: Config, round_: int) -> int:
     return settings.fill_target(config, round_) + 1
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def _weighed(steps: tuple[Step, ...], totals: tuple[Counts, ...]) -> tuple[Step, ...]:
+    """These steps as a block, whose total each of them takes to be another one."""
+    return tuple(
+        step._replace(block=Block(place, len(steps), total))
+        for place, (step, total) in enumerate(zip(steps, totals, strict=True))
+    )
+
+
+def _gather_by(
+    complete: Callable[[tuple[Step, ...]], tuple[Step, ...]],
+) -> Callable[[Config, tuple[Step, ...], tuple[Step, ...]], Gathered]:
+    def gather(config: Config, waiting: tuple[Step, ...], decided: tuple[Step, ...]) -> Gathered:
+        size = config.accumulation_steps
+        steps = (*waiting, *decided)
+        whole = len(steps) - len(steps) % size
+        blocks = (steps[i : i + size] for i in range(0, whole, size))
+        return Gathered(tuple(s for b in blocks for s in complete(b)), steps[whole:])
+
+    return gather
+
+
+def each_step_by_itself(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return _weighed(steps, tuple(step.total for step in steps))
+
+
+def own_part_of_the_block(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    own = reduce(add_counts, (step.local for step in steps), NOTHING)
+    return _weighed(steps, (own,) * len(steps))
+
+
+mean_of_means = _gather_by(each_step_by_itself)
+own_weight = _gather_by(own_part_of_the_block)
+
+
+def block_ends_with_the_round(
+    config: Config, waiting: tuple[Step, ...], decided: tuple[Step, ...]
+) -> Gathered:
+    ready, left = blocks.gather(config, waiting, decided)
+    return Gathered((*ready, *blocks.complete(left)), ())
 
 
 # ---------------------------------------------------------------- samples without tokens
