@@ -4,7 +4,8 @@
 
 The samples are the functions of Python's own `json`, `email` and `asyncio` packages, as bytes: few
 are long, most are short. Every rank takes the same number of steps, and every function is seen once
-per epoch.
+per epoch. Gradients are added up over two steps for one step of the optimizer, and cross from rank
+to rank once for it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import odb
+from odb.integrations import ddp
 
 LONGEST = 1024
 
@@ -73,15 +75,20 @@ def main() -> None:
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     dataset = Functions()
-    loader = odb.ODBDataLoader(dataset, token_budget=8192, window=256, shuffle=True, num_workers=1)
+    loader = odb.ODBDataLoader(
+        dataset, token_budget=4096, window=256, shuffle=True, num_workers=1, accumulation_steps=2
+    )
+    ddp.check(model, loader)
     for epoch in range(2):
         samples, loss_sum, weight = 0, 0.0, 0
         for batch in loader:
             info = odb.pop_step_info(batch)
-            loss = model(**batch)
-            (loss * info.loss_scale).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            with ddp.accumulate(model, info):
+                loss = model(**batch)
+                (loss * info.loss_scale).backward()
+            if info.last_in_block:
+                optimizer.step()
+                optimizer.zero_grad()
             samples += info.global_samples
             loss_sum += loss.item() * info.local_weight
             weight += info.local_weight

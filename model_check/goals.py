@@ -153,8 +153,17 @@ def most_rounds(world: World, node: Node) -> bool:
 
 def window_full(world: World, node: Node) -> bool:
     """A batcher holds as many samples as bounded-memory allows (the bound is exact)."""
-    block = world.config.accumulation_steps
-    return block > 1 and len(held(node.machine)) == world.config.window * block
+    return world.config.accumulation_steps == 1 and _most_held(world, node)
+
+
+def window_and_block_full(world: World, node: Node) -> bool:
+    """The same, with steps that wait for their block."""
+    return world.config.accumulation_steps > 1 and _most_held(world, node)
+
+
+def _most_held(world: World, node: Node) -> bool:
+    config = world.config
+    return len(held(node.machine)) == config.window * config.accumulation_steps
 
 
 GOALS: Mapping[str, GoalCheck] = {
@@ -162,6 +171,7 @@ GOALS: Mapping[str, GoalCheck] = {
     "most steps": most_steps,
     "most rounds": most_rounds,
     "window full": window_full,
+    "window and block full": window_and_block_full,
     "carry": carry,
     "split": split,
     "full batch": full_batch,

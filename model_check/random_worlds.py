@@ -107,6 +107,7 @@ def _config(options: SimulationOptions, samples: int, rng: Random) -> Config:
         idle=Idle.STOP if mode == "join-stop" else Idle.PAD,
         quota=quota,
         seed=rng.randrange(1000),
+        accumulation_steps=1 if mode == "join-stop" else rng.choice((1, 1, 2, 3)),
     )
 
 

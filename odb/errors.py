@@ -15,6 +15,7 @@ __all__ = [
     "EnvelopeError",
     "ExchangeTimeoutError",
     "IllegalEventError",
+    "IntegrationError",
     "MismatchError",
     "MissingDependencyError",
     "NotDistributedError",
@@ -38,6 +39,11 @@ class BatchTypeError(ODBError, TypeError):
 
 class NotDistributedError(ODBError):
     """Several ranks were started, but there is no process group to align them over."""
+
+
+class IntegrationError(ConfigError):
+    """A framework is set so that training with odb would be wrong, or hang; the message names the
+    switch and the value that it needs."""
 
 
 class MissingDependencyError(ODBError, ImportError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -79,7 +80,9 @@ class _Subgroups:
     alive, and never clears the name's entries in its store. A group made after an equal one was
     destroyed finds the old addresses there and hangs (measured: torch 2.13). So these live as long
     as the process, and a later loader over the same ranks takes a free one. Which one, the members
-    agree on, as they may have closed their loaders in different orders.
+    agree on, as they may have closed their loaders in different orders. And members that have
+    different numbers of groups, as first and later pipeline stages have, would wait for each other
+    under different names: whoever has fewer first makes some of its own.
     """
 
     def __init__(self) -> None:
@@ -94,13 +97,14 @@ class _Subgroups:
             made = self._made.setdefault(ranks, [])
             free = self._free.setdefault(ranks, set())
             offers: list[Any] = [None] * seat.world_size
-            dist.all_gather_object(offers, sorted(free), group=over)
+            dist.all_gather_object(offers, sorted(free.copy()), group=over)
             common = set.intersection(*(set(offer) for offer in offers))
             if common:
                 number = min(common)
                 free.remove(number)
             else:
                 number = len(made)
+                _even_out(over, seat, timeout)
                 made.append(
                     dist.new_group(
                         list(ranks),
@@ -112,11 +116,44 @@ class _Subgroups:
                 )
 
         def release(group: dist.ProcessGroup, broken: bool) -> None:
+            # Without the lock: a loader may be finalized in the middle of `take`, in its thread.
             if not broken:  # a broken one is of no use to anybody
-                with self._lock:
-                    free.add(number)
+                free.add(number)
 
         return OwnGroup(made[number], release)
+
+
+MOST_GROUPS = 4096
+"""Of a process, as far as they are counted."""
+
+
+def _even_out(over: dist.ProcessGroup, seat: Seat, timeout: timedelta) -> None:
+    """See to it that all members have as many groups as the one that has most (collective)."""
+    counts: list[int | None] = [None] * seat.world_size
+    dist.all_gather_object(counts, _make_filler(timeout), group=over)
+    known = [count for count in counts if count is not None]
+    mine = counts[seat.rank]
+    if mine is not None and len(known) == len(counts):
+        for _ in range(max(known) - mine):
+            _make_filler(timeout)
+
+
+def _make_filler(timeout: timedelta) -> int | None:
+    """Make a group of this rank alone; returns how many groups there were before it. PyTorch tells
+    that only in the group's name, a hash of rank and number (None: of something else)."""
+    rank = dist.get_rank()
+    filler = dist.new_group(
+        [rank],
+        backend="gloo",
+        timeout=timeout,
+        use_local_synchronization=True,
+        group_desc="odb filler",
+    )
+    for count in range(MOST_GROUPS):
+        name = hashlib.sha1(f"{rank}_{count}".encode(), usedforsecurity=False).hexdigest()
+        if name == filler.group_name:
+            return count
+    return None
 
 
 _SUBGROUPS = _Subgroups()

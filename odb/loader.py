@@ -319,6 +319,26 @@ class ODBDataLoader:
         return self._stats
 
     @property
+    def group(self) -> GroupChoice:
+        """The ranks that are aligned, as passed: "world", a process group, or None."""
+        return self._plan.group
+
+    @property
+    def accumulation_steps(self) -> int:
+        """The steps of a block, over which gradients are added up."""
+        return self._plan.config.accumulation_steps
+
+    @property
+    def idle(self) -> Literal["pad", "stop"]:
+        """What a drained rank does: "pad" or "stop"."""
+        return "pad" if self._plan.config.idle is Idle.PAD else "stop"
+
+    @property
+    def loss_scaling(self) -> Literal["exact", "none"]:
+        """What `info.loss_scale` is: "exact" or "none"."""
+        return "exact" if self._plan.scaling is LossScaling.EXACT else "none"
+
+    @property
     def epoch(self) -> int:
         """The epoch that the next iteration takes. Advances by itself."""
         return self._epoch

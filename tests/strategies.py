@@ -38,12 +38,14 @@ def budgets(draw: st.DrawFn) -> Budget:
 @st.composite
 def configs(draw: st.DrawFn, budget: Budget | None = None) -> Config:
     mode = draw(st.sampled_from(Mode))
+    idle = draw(st.sampled_from(Idle)) if mode is Mode.JOIN else Idle.PAD
     return Config(
         budget=draw(budgets()) if budget is None else budget,
         window=draw(st.integers(1, 20)),
         slow_start=draw(st.integers(1, 20)),
         mode=mode,
-        idle=draw(st.sampled_from(Idle)) if mode is Mode.JOIN else Idle.PAD,
+        idle=idle,
         quota=draw(st.none() | st.integers(1, 60)) if mode is Mode.QUOTA else None,
         seed=draw(st.integers(0, 2**40)),
+        accumulation_steps=1 if idle is Idle.STOP else draw(st.sampled_from([1, 1, 2, 3, 7])),
     )

@@ -58,6 +58,7 @@ def test_what_the_proof_leaves_out_cannot_be(phase: Phase) -> None:
         if input_ in inputs and trainer in trainers:
             continue
         values: dict[str, Any] = {"W": 2, "window": 9, "fill target": 5, "T": 1, "mode": 1}
+        values |= {"accumulation steps": 1}
         values |= {"others in the group of x": 1, "groups before": 1}
         situation = Situation(Source(values), Machine(phase, Closed))
         state = situation.state()._replace(input=input_, trainer=trainer)

@@ -53,9 +53,8 @@ def test_an_elementwise_maximum_on_the_wire_is_a_merge(parts: list[Tally]) -> No
 
 def report(want: int, limit: int, **changes: object) -> Report:
     terms = terms_of(CONFIG, Place(epoch=2, round=1, step=9))
-    return Report(terms, want, limit, has_spare=True, failed=False, closed=False)._replace(
-        **changes
-    )
+    flags = {"has_spare": True, "waiting": False, "failed": False, "closed": False}
+    return Report(terms, want, limit, **flags)._replace(**changes)
 
 
 def tally(*reports: Report) -> Tally:

@@ -310,7 +310,7 @@ def change_a_cost(lines: Lines) -> None:
 
 
 def change_a_tally(lines: Lines) -> None:
-    lines[find(lines, "Tallied", 1)]["event"][1][-6] -= 1  # limit, negated
+    lines[find(lines, "Tallied", 1)]["event"][1][-7] -= 1  # limit, negated
 
 
 def swap_two_groups(lines: Lines) -> None:

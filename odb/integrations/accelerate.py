@@ -1,0 +1,214 @@
+"""Hugging Face Accelerate: an odb loader whose blocks are the windows of `accumulate()`.
+
+    accelerator = Accelerator(gradient_accumulation_steps=A)
+    loader = odb.ODBDataLoader(dataset, token_budget=16384, accumulation_steps=A)
+    model, optimizer, scheduler, loader = prepare(accelerator, model, optimizer, scheduler, loader)
+    for batch in loader:
+        info = odb.pop_step_info(batch)
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss * info.loss_scale)
+            optimizer.step(), scheduler.step(), optimizer.zero_grad()
+
+See docs/trainers/accelerate.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from odb.equip import EquippedDataLoader
+from odb.errors import IntegrationError
+from odb.info import ODBStepInfo, attach_step_info
+from odb.integrations.base import check_exact, check_loader, require
+from odb.loader import ODBDataLoader
+from odb.stats import LoaderStats
+
+require("accelerate", "accelerate")
+
+from accelerate import Accelerator, DistributedType  # noqa: E402
+from accelerate.data_loader import DataLoaderStateMixin  # noqa: E402
+from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
+from accelerate.scheduler import AcceleratedScheduler  # noqa: E402
+from accelerate.utils import send_to_device  # noqa: E402
+
+
+class AccelerateLoader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate is not typed
+    """An odb loader that tells Accelerate where its blocks end; made by `prepare`.
+
+    Accelerate never shards, wraps or cuts it. Batches are on the accelerator's device, and their
+    info's `loss_scale` is multiplied by `gradient_accumulation_steps`, as `accelerator.backward`
+    divides by that.
+
+    While it is iterated it is the accelerator's active data loader, whose `end_of_dataloader` is
+    true at the last step of each block. `accelerator.accumulate` ends its window there.
+    """
+
+    def __init__(self, accelerator: Accelerator, loader: ODBDataLoader) -> None:
+        self.gradient_state = accelerator.gradient_state
+        self.loader = loader
+        self._accelerator = accelerator
+
+    def __iter__(self) -> Iterator[Any]:
+        """An epoch's batches, each with its info inside (see `odb.pop_step_info`)."""
+        for batch, info in self.steps():
+            yield attach_step_info(batch, info)
+
+    def steps(self) -> Iterator[tuple[Any, ODBStepInfo]]:
+        """An epoch's (batch, info) pairs, for batches of any type.
+
+        Raises IntegrationError if `gradient_accumulation_steps` is not (any more) the loader's
+        `accumulation_steps`, or if a step was taken outside of `accelerator.accumulate`.
+        """
+        accelerator = self._accelerator
+        accumulation = accelerator.gradient_accumulation_steps
+        _check_loader(accelerator, self.loader)
+        self.begin()
+        try:
+            for batch, info in self.loader.steps():
+                if accelerator.device_placement:
+                    batch = send_to_device(
+                        batch, accelerator.device, non_blocking=accelerator.non_blocking
+                    )
+                self.end_of_dataloader = info.last_in_block
+                yield batch, replace(info, loss_scale=info.loss_scale * accumulation)
+                self._check_window(info)
+        finally:
+            self.end()
+
+    def _check_window(self, info: ODBStepInfo) -> None:
+        if self._accelerator.sync_gradients != info.last_in_block:
+            raise IntegrationError(
+                f"step {info.step} is number {info.block_step + 1} of a block of "
+                f"{info.block_steps}, but accelerator.sync_gradients was "
+                f"{self._accelerator.sync_gradients} in it: take each step inside of exactly one "
+                "`with accelerator.accumulate(model):`"
+            )
+
+    @property
+    def dataset(self) -> Any:
+        """See `ODBDataLoader`."""
+        return self.loader.dataset
+
+    @property
+    def stats(self) -> LoaderStats:
+        """See `ODBDataLoader.stats`."""
+        return self.loader.stats
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `ODBDataLoader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def close(self) -> None:
+        """See `ODBDataLoader.close`."""
+        self.loader.close()
+
+
+def prepare(accelerator: Accelerator, *objects: Any) -> Any:
+    """`accelerator.prepare`, for objects among which there are odb loaders.
+
+    Loaders become AccelerateLoaders. Schedulers step once for each step of the optimizer, where
+    Accelerate by itself steps them `num_processes` times; they are registered for
+    `accelerator.save_state`. Everything else goes through `accelerator.prepare` as ever. Returns
+    the objects in the order given, or the only one.
+
+    Raises IntegrationError for an accelerator whose settings make exact blocks impossible, for a
+    loader that aligns other ranks, has no exact loss scales or another number of accumulation
+    steps, for a scheduler that Accelerate has prepared to step several times, and for one whose
+    optimizer is not among the objects.
+    """
+    _check_accelerator(accelerator)
+    _refuse_double_stepping(accelerator, objects)
+    rest = [item for item in objects if not _is_ours(item)]
+    done = iter(_as_tuple(accelerator.prepare(*rest))) if rest else iter(())
+    prepared = [item if _is_ours(item) else next(done) for item in objects]
+    optimizers = [item for item in prepared if isinstance(item, AcceleratedOptimizer)]
+    for place, item in enumerate(prepared):
+        if isinstance(item, ODBDataLoader | EquippedDataLoader):
+            _check_loader(accelerator, item)
+            prepared[place] = AccelerateLoader(accelerator, check_loader(item))
+        elif isinstance(item, LRScheduler):
+            prepared[place] = _scheduler(accelerator, item, optimizers)
+    return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+
+def _is_ours(item: Any) -> bool:
+    return isinstance(item, ODBDataLoader | EquippedDataLoader | LRScheduler)
+
+
+def _as_tuple(prepared: Any) -> tuple[Any, ...]:
+    return prepared if isinstance(prepared, tuple) else (prepared,)
+
+
+def _scheduler(
+    accelerator: Accelerator, scheduler: LRScheduler, optimizers: Sequence[Any]
+) -> AcceleratedScheduler:
+    own = [item for item in optimizers if _is_optimizer_of(item, scheduler)]
+    if not own:
+        raise IntegrationError(
+            f"the optimizer of the {type(scheduler).__name__} is not among the objects: prepare "
+            "both in the same call"
+        )
+    # `split_batches` is Accelerate's word for "the number of steps does not depend on the number
+    # of processes", which is what odb's blocks are like.
+    wrapped = AcceleratedScheduler(
+        scheduler,
+        own,
+        step_with_optimizer=accelerator.step_scheduler_with_optimizer,
+        split_batches=True,
+    )
+    accelerator.register_for_checkpointing(wrapped)
+    return wrapped
+
+
+def _is_optimizer_of(prepared: Any, scheduler: LRScheduler) -> bool:
+    optimizer: Optimizer = scheduler.optimizer
+    return prepared is optimizer or prepared.optimizer is optimizer
+
+
+def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) -> None:
+    for item in objects:
+        if (
+            isinstance(item, AcceleratedScheduler)
+            and item.step_with_optimizer
+            and not item.split_batches
+            and accelerator.num_processes > 1
+        ):
+            raise IntegrationError(
+                f"this scheduler was prepared by accelerator.prepare and would take "
+                f"{accelerator.num_processes} steps for each step of the optimizer: pass the "
+                "scheduler itself to odb.integrations.accelerate.prepare"
+            )
+
+
+def _check_accelerator(accelerator: Accelerator) -> None:
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise IntegrationError(
+            f"under {accelerator.distributed_type.value}, the engine decides by itself when the "
+            "optimizer steps: use odb.integrations.deepspeed or .megatron without Accelerate"
+        )
+    if not accelerator.gradient_state.sync_with_dataloader:
+        raise IntegrationError(
+            "GradientAccumulationPlugin(sync_with_dataloader=False) does not end a window at the "
+            "end of a block: set sync_with_dataloader=True"
+        )
+    parallelism = getattr(accelerator, "parallelism_config", None)
+    if parallelism is not None and parallelism.non_data_parallel_size > 1:
+        raise IntegrationError(
+            "some of the accelerator's ranks share their batches (tensor, context or sequence "
+            "parallelism), which this adapter does not do: see odb.integrations.mesh"
+        )
+
+
+def _check_loader(accelerator: Accelerator, loader: Any) -> None:
+    facts = check_exact(loader, range(accelerator.num_processes), "Accelerate")
+    if facts.accumulation_steps != accelerator.gradient_accumulation_steps:
+        raise IntegrationError(
+            f"the loader has accumulation_steps={facts.accumulation_steps}, but the accelerator "
+            f"has gradient_accumulation_steps={accelerator.gradient_accumulation_steps} (of its "
+            "argument, its plugin or `accelerate config`): pass the same number to both"
+        )

@@ -1,0 +1,130 @@
+"""References for what trainers do besides: clipping, schedules, models of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import odb
+from tests.trainers import conformance as c
+
+MAX_NORM = 0.3
+"""Clips most steps of the conformance suite's models."""
+
+
+def falling(step: int) -> float:
+    """A learning-rate schedule that differs at every step."""
+    return 1.0 / (1 + step)
+
+
+def reference(
+    case: c.Case,
+    results: Sequence[c.RankResult],
+    make_model: Callable[[torch.dtype], Any] = c.make_model,
+    *,
+    max_norm: float | None = None,
+    schedule: Callable[[int], float] = lambda _: 1.0,
+) -> dict[str, Tensor]:
+    """One process that takes the mean over all label tokens of each block, as
+    `conformance.reference`. schedule: the factor of the learning rate at each step."""
+    model = make_model(case.dtype).train()
+    optimizer = c.make_optimizer(model.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    collate, dataset = odb.PadCollate(), c.make_dataset()
+    for samples in c.blocks_of([result.infos for result in results]).values():
+        optimizer.zero_grad()
+        model(**collate([dataset[i] for i in samples]))["loss"].backward()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        scheduler.step()
+    return full_names(model)
+
+
+def full_names(model: Any) -> dict[str, Tensor]:
+    """A model's parameters by the names that it has without a DDP around it."""
+    return {
+        name.removeprefix("module."): parameter.detach().cpu().clone()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def difference(results: Sequence[c.RankResult], expected: Mapping[str, Tensor]) -> float:
+    """The largest of any rank."""
+    return max(c.largest_difference(result.parameters, expected) for result in results)
+
+
+# ---------------------------------------------------------------- Hugging Face models
+
+
+def make_llama(dtype: torch.dtype = torch.float32) -> Any:
+    """A tiny one with the same weights on every call, for frameworks that take no other models."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=c.VOCABULARY,
+        hidden_size=c.WIDTH,
+        intermediate_size=2 * c.WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        attn_implementation="eager",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return LlamaForCausalLM(config).to(dtype)
+
+
+def make_tokenizer() -> Any:
+    """A word for each token of the conformance suite."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = models.WordLevel({f"t{i}": i for i in range(c.VOCABULARY)}, unk_token="t1")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), pad_token="t0", unk_token="t1", eos_token="t2"
+    )
+
+
+def rows() -> list[dict[str, list[int]]]:
+    """The samples of the conformance suite, as lists."""
+    dataset = c.make_dataset()
+    return [{k: v.tolist() for k, v in dataset[i].items()} for i in range(len(dataset))]
+
+
+def judge_llama(
+    subject: c.Subject,
+    case: c.Case,
+    results: Sequence[c.RankResult],
+    naive: Sequence[c.RankResult] | None = None,
+) -> c.Verdict:
+    """As `conformance.judge`, for ranks that trained the tiny Llama."""
+    verdict = c.measure(subject, case, results)
+    problems = [text for text in verdict.problems if not text.startswith("parameters are off")]
+    largest = difference(results, reference(case, results, make_llama))
+    if largest > c.TOLERANCE[case.dtype]:
+        problems.append(f"parameters are off by {largest:.2e}")
+    off = None if naive is None else difference(naive, reference(case, naive, make_llama))
+    if off is not None and off < c.CLEARLY_WRONG:
+        problems.append(f"the naive arm is off by {off:.2e} only: it shows nothing")
+    verdict = replace(
+        verdict, max_difference=largest, naive_difference=off, problems=tuple(problems)
+    )
+    if problems:
+        raise c.NonconformingError(verdict)
+    return verdict
+
+
+def conformance_loader(
+    case: c.Case, rank: int, dataset: Any, settings: Mapping[str, Any]
+) -> c.RecordingLoader:
+    """The suite's loader, with what a trainer decides taken from the trainer's settings."""
+    kept = {name: settings[name] for name in ("collate_fn", "accumulation_steps", "loss_weight_fn")}
+    loader = c.make_loader(case, rank, **kept)
+    loader.dataset = dataset
+    return loader
