@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from spec.config import Config, Idle, Mode
 from spec.grouping import by_length, load_of_group, within
 from spec.lockstep import EpochRecord, RankRecord
-from spec.messages import Block
+from spec.messages import Block, Finished
 from spec.samples import NOTHING, Counts, Sample, add_counts, counts_of, trainable
 
 
@@ -103,11 +103,15 @@ def full_groups(epoch: Epoch) -> str | None:
 
 def bounded_memory(epoch: Epoch) -> str | None:
     """No rank ever holds more samples than the window, and the samples of the steps that wait for
-    their block: of one step less than a block has."""
+    their block: of one step less than a block has. (In an epoch that is cut short some of these
+    were never emitted; none has more samples than a window.)"""
+    window, others = epoch.config.window, epoch.config.accumulation_steps - 1
     for r, rank in enumerate(epoch.record.ranks):
         largest = sorted(len(step.group) for step in rank.steps)
-        waiting = sum(largest[::-1][: epoch.config.accumulation_steps - 1])
-        if rank.most_held > epoch.config.window + waiting:
+        waiting = sum(largest[::-1][:others])
+        if not isinstance(rank.outcome, Finished):
+            waiting = window * others
+        if rank.most_held > window + waiting:
             return f"rank {r} held {rank.most_held} samples"
     return None
 

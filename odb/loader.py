@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,38 +20,19 @@ from odb.groups import GroupChoice, global_rank
 from odb.hooks import NO_HOOKS, HookedObserver, hooks_of
 from odb.info import ODBStepInfo, attach_step_info
 from odb.observer import NOBODY, Observer
+from odb.options import check_skipping, choice, chunk_size, digest, one_of, worker_options
 from odb.outbox import Outbox
 from odb.parts import parts
 from odb.pinning import Pinner
 from odb.session import OnPeerLost, Session, StepIterator
 from odb.sharding import Sharded
 from odb.shell import LoaderShell, Ports, ShellOptions
-from odb.source import LARGEST_CHUNK, ReadOptions, Source
+from odb.source import ReadOptions, Source
 from odb.stats import LoaderStats
 from odb.tracing.recorder import Recorder, TraceFolder
 from odb.transport import WatchOptions
 from spec.config import Budget, Config, CostRule, Idle, Mode
 from spec.rank import Setup
-
-HANDED_ON = frozenset(
-    {
-        "num_workers",
-        "prefetch_factor",
-        "persistent_workers",
-        "worker_init_fn",
-        "generator",
-        "multiprocessing_context",
-    }
-)
-"""Arguments of `torch.utils.data.DataLoader` that the inner one gets as they are."""
-
-NOT_TAKEN = {
-    "batch_size": "odb decides how many samples a batch holds: leave it out, or pass max_samples=",
-    "batch_sampler": "odb forms the batches: pass sampler= for the order of the samples",
-    "drop_last": "odb delivers every sample: leave it out",
-    "in_order": "odb needs the order of the samples to be reproducible: leave it out",
-}
-"""Other arguments of `torch.utils.data.DataLoader`, and why they cannot be passed."""
 
 
 @dataclass(frozen=True)
@@ -167,15 +147,15 @@ class ODBDataLoader:
         trace_dir: str | os.PathLike[str] | None = None,
         **dataloader_options: Any,
     ) -> None:
-        workers = _worker_options(dataloader_options, num_workers)
+        workers = worker_options(dataloader_options, num_workers)
         if sharded not in (True, False, "workers"):
             raise ConfigError(f'sharded must be True, False or "workers", not {sharded!r}')
         if isinstance(token_budget, np.integer):
             token_budget = int(token_budget)
         collate: CollateFn = PadCollate() if collate_fn is None else collate_fn
         resources = dict(resources or {})
-        scaling = _choice("loss_scaling", loss_scaling, LossScaling)
-        on_error_is_skip = _one_of("on_error", on_error, ("raise", "skip")) == "skip"
+        scaling = choice("loss_scaling", loss_scaling, LossScaling)
+        on_error_is_skip = one_of("on_error", on_error, ("raise", "skip")) == "skip"
         _check_order(dataset, shuffle, sampler)
         if timeout <= 0 or prefetch < 1:
             raise ConfigError(f"timeout ({timeout}) and prefetch ({prefetch}) must be positive")
@@ -183,7 +163,7 @@ class ODBDataLoader:
             raise ConfigError(f"warn_after must be positive, or None for never, not {warn_after}")
         if on_peer_lost is not None and not callable(on_peer_lost):
             raise ConfigError(f"on_peer_lost must be a function, not {on_peer_lost!r}")
-        _check_skipping(on_error_is_skip, max_skipped)
+        check_skipping(on_error_is_skip, max_skipped)
         budget = Budget(
             tokens=token_budget,
             rule=CostRule.SUMMED if packed else CostRule.PADDED,
@@ -196,11 +176,11 @@ class ODBDataLoader:
             window=window,
             slow_start=slow_start,
             mode=Mode.JOIN if join else Mode.QUOTA,
-            idle=Idle.PAD if _one_of("idle", idle, ("pad", "stop")) == "pad" else Idle.STOP,
+            idle=Idle.PAD if one_of("idle", idle, ("pad", "stop")) == "pad" else Idle.STOP,
             quota=quota,
             seed=seed,
             accumulation_steps=accumulation_steps,
-            settings=_digest(
+            settings=digest(
                 shuffle, scaling, on_error, sharded, [(k, r.budget) for k, r in resources.items()]
             ),
         )
@@ -216,7 +196,7 @@ class ODBDataLoader:
                 shuffle=bool(shuffle),
                 seed=seed,
                 sharded=sharded,
-                chunk=_chunk_size(chunk, window),
+                chunk=chunk_size(chunk, window),
                 workers=workers,
             ),
             shell=ShellOptions(budget, on_error_is_skip, timeout, max_skipped),
@@ -366,41 +346,6 @@ def _with_info(step: tuple[Any, ODBStepInfo]) -> Any:
     return attach_step_info(*step)
 
 
-def _worker_options(options: dict[str, Any], num_workers: int) -> dict[str, Any]:
-    for name, value in options.items():
-        if name == "batch_size" and value in (1, None):
-            continue
-        if name == "drop_last" and not value:
-            continue
-        if name in NOT_TAKEN:
-            raise ConfigError(f"{name}={value!r}: {NOT_TAKEN[name]}")
-        if name not in HANDED_ON:
-            raise ConfigError(f"ODBDataLoader has no argument {name!r}")
-    if not num_workers:
-        for name in ("prefetch_factor", "persistent_workers"):
-            if options.get(name):
-                raise ConfigError(f"{name} needs workers: pass num_workers=1 or more with it")
-    handed_on = {name: value for name, value in options.items() if name in HANDED_ON}
-    return {"num_workers": num_workers, **handed_on}
-
-
-def _chunk_size(chunk: int | None, window: int) -> int:
-    if chunk is None:
-        return min(LARGEST_CHUNK, -(-window // 4))
-    if chunk < 1:
-        raise ConfigError(f"chunk must be a whole number from 1, not {chunk}")
-    return chunk
-
-
-def _check_skipping(skip: bool, most: int | None) -> None:
-    if most is None:
-        return
-    if not skip:
-        raise ConfigError('max_skipped limits on_error="skip": pass that with it')
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise ConfigError(f"max_skipped must be a whole number from 0, or None, not {most!r}")
-
-
 def _check_order(dataset: Any, shuffle: bool | None, sampler: Any) -> None:
     if sampler is not None and iter(sampler) is sampler:
         raise ConfigError("sampler is an iterator, which lasts one epoch only: pass a list")
@@ -410,18 +355,3 @@ def _check_order(dataset: Any, shuffle: bool | None, sampler: Any) -> None:
         raise ConfigError("an IterableDataset gives its own order: leave out shuffle and sampler")
     if isinstance(dataset, DataLoader | ODBDataLoader):
         raise ConfigError("pass the dataset, not a loader; odb.apply() equips a DataLoader")
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
-    return value
-
-
-def _choice(name: str, value: str, kind: type[LossScaling]) -> LossScaling:
-    return kind(_one_of(name, value, tuple(member.value for member in kind)))
-
-
-def _digest(*settings: object) -> int:
-    """A number that differs where these settings differ; it fits into 62 bits."""
-    return int.from_bytes(hashlib.sha256(repr(settings).encode()).digest()[:8], "big") >> 2

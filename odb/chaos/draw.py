@@ -143,6 +143,9 @@ def draw(space: Space, run: int) -> Scenario:
         rare = ["spawn"] if method == "fork" else ["spawn", "forkserver"]
         options["persistent_workers"] = rng.random() < 0.5
         options["multiprocessing_context"] = rng.choice([*["fork"] * 6, *rare])
+    # Drawn apart, so that the rest of a run is what it was before there were blocks.
+    blocks = random.Random(f"odb-chaos-blocks-{space.seed}-{run}").choice([1, 1, 2, 3])
+    options["accumulation_steps"] = blocks if options["idle"] == "pad" else 1
     fault = _fault(rng, kind, victim, _names_of(layout, shards, world_size, victim), epochs)
     return Scenario(
         run=run,
