@@ -101,7 +101,10 @@ def commands(draw: st.DrawFn) -> tuple[messages.Command, dict[int, Sample]]:
     group = (
         tuple(draw(st.lists(st.sampled_from(list(table.values())), max_size=5))) if table else ()
     )
-    step = messages.Step(draw(wholes), draw(wholes), group, draw(counts), draw(counts))
+    local, total = draw(counts), draw(counts)
+    block = draw(st.one_of(st.none(), st.builds(messages.Block, wholes, wholes, counts)))
+    alone = messages.Block(0, 1, total)
+    step = messages.Step(draw(wholes), draw(wholes), group, local, total, block or alone)
     choices: list[messages.Command] = [
         messages.Pull(draw(wholes)),
         messages.PostReport(draw(tallies)),

@@ -251,6 +251,7 @@ def _loader(world: World, script: Script, collate: Collate) -> ODBDataLoader:
         max_samples=budget.max_samples,
         join=config.mode is Mode.JOIN,
         quota=config.quota,
+        accumulation_steps=config.accumulation_steps,
         idle="pad" if config.idle is Idle.PAD else "stop",
         seed=config.seed,
         sharded=True,

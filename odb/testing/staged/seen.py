@@ -14,7 +14,17 @@ from odb.info import ODBStepInfo
 from odb.outbox import Content
 from odb.testing.staged.rank import StagedRank
 from spec.exchange import decode
-from spec.messages import Event, Lost, Outcome, PostCounts, PostReport, Step, Tallied, Totalled
+from spec.messages import (
+    Block,
+    Event,
+    Lost,
+    Outcome,
+    PostCounts,
+    PostReport,
+    Step,
+    Tallied,
+    Totalled,
+)
 from spec.samples import Counts, Sample
 from spec.world import Node, Outbox, World
 
@@ -86,6 +96,11 @@ def _step(rank: StagedRank, info: ODBStepInfo) -> Step:
         group=group,
         local=Counts(info.local_samples, info.local_tokens, info.local_weight),
         total=Counts(info.global_samples, info.global_tokens, info.global_weight),
+        block=Block(
+            info.block_step,
+            info.block_steps,
+            Counts(info.block_samples, info.block_tokens, info.block_weight),
+        ),
     )
 
 
