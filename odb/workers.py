@@ -30,6 +30,10 @@ T = TypeVar("T")
 REAP_S = 1.0
 """How long to wait for the exit code of a worker that has ended."""
 
+SHUTDOWN_S = 6.0
+"""How long PyTorch waits for each worker to end by itself behind the last item (5 s), and some
+more. One that takes longer, as it is still importing, say, gets a SIGTERM."""
+
 UNKNOWN_CODE = 255
 """What Python says of a forkserver's process when another thread has read its exit code first."""
 
@@ -92,9 +96,10 @@ class WorkerReader(Generic[T]):
     def _check(self) -> None:
         """Raise if a worker has died; one may also end because it has read all.
 
-        Only a signal is proof by itself. With an exit code the reader has some time to come to an
-        end of its own. Without one, as when a handler of the user's reaps all children, the worker
-        is left to PyTorch, which looks for dead ones every few seconds.
+        Only a signal is proof by itself, and SIGTERM is not: PyTorch sends it to slow workers at
+        the end. With that, or an exit code, the reader has some time to come to an end of its own.
+        Without one, as when a handler of the user's reaps all children, the worker is left to
+        PyTorch, which looks for dead ones every few seconds.
         """
         for worker in list(self._running):
             if not wait([worker.sentinel], 0):
@@ -105,10 +110,16 @@ class WorkerReader(Generic[T]):
             if code in (0, None, UNKNOWN_CODE):
                 self._running.remove(worker)
                 continue
-            if code is not None and code > 0 and self._ready.poll(REAP_S):
+            if self._ready.poll(self._patience(code)):
                 return  # if it did die, the next item will not come
             self._lost = True
             raise self._error(worker, code)
+
+    def _patience(self, code: int) -> float:
+        """How long a reader may take to come to its end after a worker ended like this."""
+        if code == -signal.SIGTERM:
+            return SHUTDOWN_S * (len(self._workers) + 1)
+        return REAP_S if code > 0 else 0.0
 
     def _find_lost(self, error: RuntimeError) -> WorkerLostError | None:
         """Which worker PyTorch complains of, if of any."""

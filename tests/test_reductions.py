@@ -47,9 +47,11 @@ def test_reductions_reduce(table: list[ReductionRow]) -> None:
     a fault may strike, as ranks then compete for it; that leaves little in worlds with faults."""
     for row in table:
         faulty = "fault" in row.case
-        assert 1.9 < row.factor("symmetry") <= 2.0, row.case
+        # Blocks are tried with one kind of sample, so that more states are their own mirror image.
+        blocks = row.case.startswith("blocks")
+        assert (1.7 if blocks else 1.9) < row.factor("symmetry") <= 2.0, row.case
         assert (1.05 if faulty else 1.5) < row.factor("ample") < 2.2, row.case
-        assert row.factor("both") > (2.1 if faulty else 2.9), row.case
+        assert row.factor("both") > (2.1 if faulty else 2.6 if blocks else 2.9), row.case
         assert row.factor("both") > max(row.factor("symmetry"), row.factor("ample"))
     print(report(table))
 

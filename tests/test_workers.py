@@ -96,6 +96,44 @@ def test_a_worker_that_dies_stops_all_ranks_at_the_same_step(options: dict[str, 
     assert first[3] == second[3] > first[0], "the next epoch has new workers"
 
 
+def test_a_worker_that_pytorch_ends_behind_the_last_sample_is_not_lost() -> None:
+    """One that takes more than five seconds to end, as it is still importing, gets a SIGTERM from
+    PyTorch, and the reader may notice that before it hears that there are no more items."""
+    worker = mp.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+
+    def items() -> Iterator[int]:
+        yield 7
+        worker.terminate()
+        time.sleep(0.5)
+
+    reader = WorkerReader(items(), [worker])
+    assert (reader.next(), reader.next()) == (7, None)
+    assert not reader.lost
+    reader.close()
+
+
+class Terminated(Fatal):
+    """Worker 0 gets a SIGTERM from somebody when it reads sample 200."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 200 and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_somebody_terminates_is_named() -> None:
+    loader = odb.ODBDataLoader(
+        Terminated(0, None), sampler=range(600), token_budget=256, window=32, num_workers=1, chunk=8
+    )
+    _, error = train(loader)
+    loader.close()
+    assert error is not None
+    assert isinstance(error.__cause__, odb.WorkerLostError)
+    assert (error.__cause__.worker, error.__cause__.signal) == (0, "SIGTERM")
+
+
 def lose_a_writer(rank: int, world_size: int) -> tuple[int, Any, Any]:
     """The worker is killed while it waits to write the rest of a large chunk."""
     loader = odb.ODBDataLoader(

@@ -23,8 +23,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from odb.equip import EquippedDataLoader
 from odb.errors import IntegrationError
-from odb.info import ODBStepInfo, attach_step_info
-from odb.integrations.base import check_exact, check_loader, require
+from odb.info import STEP_INFO_KEY, ODBStepInfo, attach_step_info
+from odb.integrations.base import check_exact, check_idles, check_loader, require
+from odb.integrations.sharing import SharedLoader
 from odb.loader import ODBDataLoader
 from odb.stats import LoaderStats
 
@@ -52,21 +53,38 @@ class AccelerateLoader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerat
         self.gradient_state = accelerator.gradient_state
         self.loader = loader
         self._accelerator = accelerator
+        self._left_within_block = False
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch's batches, each with its info inside (see `odb.pop_step_info`)."""
+        """An epoch's batches, each with its info inside (see `odb.pop_step_info`).
+
+        Raises IntegrationError if it was left there, and besides as `steps` does.
+        """
         for batch, info in self.steps():
             yield attach_step_info(batch, info)
+            if STEP_INFO_KEY in batch:
+                raise IntegrationError(
+                    f"step {info.step} was taken with its info left in the batch, and so without "
+                    "its loss scale: call info = odb.pop_step_info(batch), and pass "
+                    "loss * info.loss_scale to accelerator.backward. For an evaluation iterate a "
+                    "loader that was not prepared"
+                )
 
     def steps(self) -> Iterator[tuple[Any, ODBStepInfo]]:
         """An epoch's (batch, info) pairs, for batches of any type.
 
         Raises IntegrationError if `gradient_accumulation_steps` is not (any more) the loader's
-        `accumulation_steps`, or if a step was taken outside of `accelerator.accumulate`.
+        `accumulation_steps`, if the last epoch was left within a block, or if a step was taken
+        outside of `accelerator.accumulate`.
         """
         accelerator = self._accelerator
         accumulation = accelerator.gradient_accumulation_steps
         _check_loader(accelerator, self.loader)
+        if self._left_within_block:
+            raise IntegrationError(
+                "the last epoch was left within a block, whose gradients are in the model: leave "
+                "an epoch only after a step with info.last_in_block"
+            )
         self.begin()
         try:
             for batch, info in self.loader.steps():
@@ -78,6 +96,8 @@ class AccelerateLoader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerat
                 yield batch, replace(info, loss_scale=info.loss_scale * accumulation)
                 self._check_window(info)
         finally:
+            # Not so if that step was not taken: by a `break` in the first line of the loop.
+            self._left_within_block = not accelerator.sync_gradients
             self.end()
 
     def _check_window(self, info: ODBStepInfo) -> None:
@@ -117,12 +137,17 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
     the objects in the order given, or the only one.
 
     Raises IntegrationError for an accelerator whose settings make exact blocks impossible, for a
-    loader that aligns other ranks, has no exact loss scales or another number of accumulation
-    steps, for a scheduler that Accelerate has prepared to step several times, and for one whose
-    optimizer is not among the objects.
+    loader that aligns other ranks, has `idle="stop"`, no exact loss scales or another number of
+    accumulation steps, for a loader of `odb.integrations.mesh`, for a scheduler that Accelerate has
+    prepared to step several times, and for one whose optimizer is not among the objects.
     """
     _check_accelerator(accelerator)
     _refuse_double_stepping(accelerator, objects)
+    if any(isinstance(item, SharedLoader) for item in objects):
+        raise IntegrationError(
+            "this adapter does not prepare a loader of odb.integrations.mesh: with model "
+            "parallelism train without Accelerate"
+        )
     rest = [item for item in objects if not _is_ours(item)]
     done = iter(_as_tuple(accelerator.prepare(*rest))) if rest else iter(())
     prepared = [item if _is_ours(item) else next(done) for item in objects]
@@ -206,6 +231,7 @@ def _check_accelerator(accelerator: Accelerator) -> None:
 
 def _check_loader(accelerator: Accelerator, loader: Any) -> None:
     facts = check_exact(loader, range(accelerator.num_processes), "Accelerate")
+    check_idles(facts, "Accelerate")
     if facts.accumulation_steps != accelerator.gradient_accumulation_steps:
         raise IntegrationError(
             f"the loader has accumulation_steps={facts.accumulation_steps}, but the accelerator "

@@ -112,6 +112,15 @@ def check_exact(loader: object, ranks: Sequence[int], who: str) -> Facts:
     return facts
 
 
+def check_idles(facts: Facts, who: str) -> None:
+    """Raise IntegrationError for `idle="stop"`, where the other ranks would wait for good."""
+    if not facts.idles:
+        raise IntegrationError(
+            f"{who} needs a backward on every rank in every step, but this loader was built with "
+            'idle="stop": build it with idle="pad"'
+        )
+
+
 def _listed(ranks: Sequence[int]) -> str:
     ordered = sorted(ranks)
     names = ", ".join(map(str, ordered[:8]))

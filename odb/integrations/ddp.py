@@ -44,10 +44,11 @@ def accumulate(model: DistributedDataParallel, info: ODBStepInfo) -> AbstractCon
     """Forward and backward go into this: gradients are exchanged in the last step of a block only.
 
     The other steps of the block only add to the gradients of their rank. Idle steps go through it
-    like any other. Raises IntegrationError if `model` is no DDP model.
+    like any other. With `static_graph=True`, which torch fails at in `no_sync`, they are exchanged
+    in every step, which adds up to the same. Raises IntegrationError if `model` is no DDP model.
     """
     ddp = _ddp(model)
-    return nullcontext() if info.last_in_block else ddp.no_sync()
+    return nullcontext() if info.last_in_block or ddp.static_graph else ddp.no_sync()
 
 
 class Stateful(Protocol):

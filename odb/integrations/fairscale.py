@@ -63,8 +63,8 @@ class FairScaleLoop(StepLoop):
             model.register_forward_hook(self._look_at_gradients)
 
     def _around(self, info: ODBStepInfo) -> AbstractContextManager[Any]:
-        if info.last_in_block:
-            return nullcontext()
+        if info.last_in_block or getattr(self.model, "static_graph", False):
+            return nullcontext()  # torch fails at a static graph in no_sync
         context: AbstractContextManager[Any] = self.model.no_sync()
         return context
 

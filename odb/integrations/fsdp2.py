@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from odb.errors import IntegrationError, MissingDependencyError
 from odb.info import ODBStepInfo
-from odb.integrations.base import check_exact
+from odb.integrations.base import check_exact, check_idles
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -38,7 +38,8 @@ __all__ = ["accumulate", "check"]
 
 def check(model: nn.Module, loader: object, mesh: DeviceMesh | None = None) -> None:
     """Raise IntegrationError unless training this model with this loader gives the exact gradient:
-    it is sharded over the very ranks that the loader aligns, and the loader scales the loss.
+    it is sharded over the very ranks that the loader aligns, the loader scales the loss, and all
+    ranks take all steps (FSDP2 has no Join for `idle="stop"`).
 
     mesh: the one that `fully_shard` got, of one dimension, or two for hybrid sharding. None: that
     of the model's parameters, which is another one if they are tensor-parallel too.
@@ -46,7 +47,8 @@ def check(model: nn.Module, loader: object, mesh: DeviceMesh | None = None) -> N
     A divide factor that was changed with `set_gradient_divide_factor` cannot be seen from outside.
     Leave it alone: the average over all ranks is what the loss scale is made for.
     """
-    check_exact(loader, (mesh or _mesh(model)).mesh.flatten().tolist(), "FSDP2")
+    facts = check_exact(loader, (mesh or _mesh(model)).mesh.flatten().tolist(), "FSDP2")
+    check_idles(facts, "FSDP2")
 
 
 @contextmanager

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from odb.batches import CollateFn
 from odb.collate import PadCollate
-from odb.costs import CostFn, Resource, default_loss_weight
+from odb.costs import IGNORED_LABEL, CostFn, Resource, default_loss_weight
 from odb.errors import IntegrationError
 from odb.integrations.base import require
 
 require("transformers", "huggingface")
 require("accelerate", "huggingface")
 
+from accelerate import Accelerator, DistributedType  # noqa: E402
 from transformers import (  # noqa: E402
     DataCollatorForLanguageModeling,
     DataCollatorWithFlattening,
@@ -146,6 +148,18 @@ def _objections(args: TrainingArguments) -> list[tuple[bool, str]]:
     ]
 
 
+def check_accelerator(accelerator: Accelerator) -> None:
+    """Raise IntegrationError if its `backward` would divide the loss. The Trainer does not ask for
+    that, but all Accelerators of a process share the number."""
+    steps = accelerator.gradient_accumulation_steps
+    if steps != 1 and accelerator.distributed_type != DistributedType.DEEPSPEED:
+        raise IntegrationError(
+            f"another Accelerator of this process has gradient_accumulation_steps={steps}, which "
+            "all of them share, so that this trainer's losses would be divided by it: build the "
+            "trainer after it, and do not go on with the other one before this one has trained"
+        )
+
+
 def check_epochs(args: TrainingArguments) -> None:
     """Raise IntegrationError for arguments that need the number of steps, where training is bound
     by epochs and it is not known."""
@@ -205,3 +219,28 @@ def loss_weight_of(collator: CollateFn) -> CostFn | None:
     if isinstance(collator, DataCollatorWithFlattening):
         return labels_or_next_tokens
     return None
+
+
+UNSHIFTED = ("ForMaskedLM", "ForTokenClassification")
+"""Kinds of models, by transformers' `loss_type`, that predict every label where it stands."""
+SHIFTED = ("ForCausalLM", "ForConditionalGeneration")
+"""Kinds that predict each label but the first of a row, unless they have an encoder."""
+
+
+def averaged_over(model: Any, inputs: Mapping[str, Any]) -> int | None:
+    """How many labels a model of transformers averages the loss of this batch over; None if that
+    is not known."""
+    kind = getattr(model, "loss_type", None)
+    labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs.get("labels")
+    if kind == "ForQuestionAnswering":
+        spans = inputs.get("start_positions")
+        return len(spans) if isinstance(spans, torch.Tensor) else None
+    if not isinstance(labels, torch.Tensor) or labels.ndim != 2:
+        return None
+    if kind in UNSHIFTED or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        kept = labels
+    elif kind in SHIFTED or type(model).__name__.endswith("LMHeadModel"):  # GPT-2 has no kind
+        kept = labels if "shift_labels" in inputs else labels[:, 1:]
+    else:
+        return None
+    return int((kept != IGNORED_LABEL).sum())

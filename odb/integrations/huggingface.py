@@ -25,6 +25,8 @@ from odb.integrations.base import check_exact, version_of
 from odb.integrations.hf_counts import Bookkeeper, Seen
 from odb.integrations.hf_loader import (
     ODBOptions,
+    averaged_over,
+    check_accelerator,
     check_args,
     check_epochs,
     loader_settings,
@@ -71,6 +73,7 @@ class ODBTrainerMixin:
         self.seen = Seen()
         self.odb_last: ODBStepInfo | None = None
         self._odb_info: ODBStepInfo | None = None
+        self._odb_scaled = False
         self._odb_loader: ODBDataLoader | None = None
         for given in (*args, *kwargs.values()):
             if isinstance(given, TrainingArguments):
@@ -210,17 +213,24 @@ class ODBTrainerMixin:
         """Forward and backward of one step, idle ones included.
 
         Raises IntegrationError if the batch has another number of label tokens than the loss
-        weights of its samples say.
+        weights of its samples say, and if something keeps the loss scale from the backward.
         """
         if isinstance(inputs, _NoStep):
             return torch.zeros((), device=self._trainer.args.device)
         info = pop_step_info(inputs)
         self._check_weight(inputs, info)
-        self._odb_info = info
+        check_accelerator(self._trainer.accelerator)
+        self._odb_info, self._odb_scaled = info, False
         try:
             loss = cast(Any, super()).training_step(model, inputs, None)
         finally:
             self._odb_info = None
+        if not self._odb_scaled:
+            raise IntegrationError(
+                f"the compute_loss of {type(self).__name__} has gone past odb's, which applies the "
+                "loss scale: put it into a class of its own, and odb's in front, as in "
+                "class Mine(ODBTrainerMixin, MyTrainer), or let it call super().compute_loss()"
+            )
         self.odb_last = info
         if info.idle:  # what the Trainer counts from here on
             for name, value in inputs.items():
@@ -243,6 +253,7 @@ class ODBTrainerMixin:
         )
         if info is None:
             return result
+        self._odb_scaled = True
         scale = info.loss_scale * self._divisor
         return (result[0] * scale, *result[1:]) if return_outputs else result * scale
 
@@ -254,24 +265,17 @@ class ODBTrainerMixin:
         return int(self._trainer.current_gradient_accumulation_steps)
 
     def _check_weight(self, inputs: Any, info: ODBStepInfo) -> None:
-        trainer = self._trainer
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs.get("labels")
-        if (
-            info.idle
-            or self.odb_options.loss_weight_fn is not None
-            or getattr(model, "loss_type", None) != "ForCausalLM"
-            or not isinstance(labels, torch.Tensor)
-        ):
+        if info.idle or self.odb_options.loss_weight_fn is not None:
             return
-        shifted = labels if "shift_labels" in inputs else labels[..., 1:]
-        found = int((shifted != -100).sum())
-        if found != info.local_weight:
+        trainer = self._trainer
+        found = averaged_over(trainer.accelerator.unwrap_model(trainer.model), inputs)
+        if found is not None and found != info.local_weight:
             raise IntegrationError(
-                f"the loss of this batch is a mean over {found} label tokens, but the loss weights "
-                f"of its samples add up to {info.local_weight}: the data collator makes, masks or "
-                "cuts labels, so pass ODBOptions(loss_weight_fn=...), a function of a sample that "
-                "returns how many of its tokens will be predicted"
+                f"the loss of this batch is a mean over {found} labels, but the loss weights of "
+                f"its samples add up to {info.local_weight}: the data collator makes, masks or "
+                "cuts labels, or the model predicts others than a causal one would. Pass "
+                "ODBOptions(loss_weight_fn=...), a function of a sample that returns how many "
+                "labels it adds to that mean"
             )
 
     # ------------------------------------------------------------ schedule and counts

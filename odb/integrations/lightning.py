@@ -21,7 +21,7 @@ import torch
 
 from odb.errors import BatchTypeError, IntegrationError
 from odb.info import STEP_INFO_KEY, ODBStepInfo
-from odb.integrations.base import check_exact, check_loader, require
+from odb.integrations.base import check_exact, check_idles, check_loader, require
 from odb.stats import LoaderStats
 
 require("lightning.pytorch", "lightning", package="lightning")
@@ -101,7 +101,8 @@ class ODBCallback(Callback):
         `samples` is logged, too, as "odb/samples".
 
     Raises IntegrationError, on all ranks at the same step, for settings that make gradients or
-    counts wrong, and if the optimizer steps anywhere else than at the end of a block.
+    counts wrong, if `training_step` leaves the info in the batch, and if the optimizer steps
+    anywhere else than at the end of a block.
     """
 
     def __init__(self, log_loss: str | None = "odb/loss") -> None:
@@ -143,8 +144,15 @@ class ODBCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Check that the optimizer stepped where it should; count and log."""
+        """Check that the step's info was taken, and that the optimizer stepped where it should;
+        count and log."""
         assert self._step is not None
+        if STEP_INFO_KEY in batch:
+            raise IntegrationError(
+                f"{type(pl_module).__name__}.training_step has left the step's info in the batch, "
+                "and with it the loss scale: call info = odb.pop_step_info(batch) there, and "
+                "return loss * info.loss_scale"
+            )
         info, before = self._step.info, self._step.optimizer_steps
         stepped = trainer.global_step > before
         if stepped != info.last_in_block:
@@ -160,6 +168,24 @@ class ODBCallback(Callback):
             self.samples += info.block_samples
             self.tokens += info.block_tokens
             self._log(trainer, pl_module, info)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
+    ) -> None:
+        """Put the info into the batch, if it comes from a LightningLoader."""
+        _unwrap(batch)
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
+    ) -> None:
+        """The same."""
+        _unwrap(batch)
+
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any
+    ) -> None:
+        """The same."""
+        _unwrap(batch)
 
     def _add_loss(self, outputs: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, MutableMapping) else outputs
@@ -187,6 +213,7 @@ class ODBCallback(Callback):
                 "train_dataloader()"
             )
         facts = check_exact(loader.loader, range(_replicas(trainer)), "Lightning")
+        check_idles(facts, "Lightning")
         if not pl_module.automatic_optimization:
             return
         accumulation = trainer.accumulate_grad_batches
@@ -197,11 +224,12 @@ class ODBCallback(Callback):
             )
         if accumulation == 1:
             return
-        if trainer.limit_train_batches != 1.0:
+        limit = trainer.limit_train_batches
+        if isinstance(limit, int) or limit != 1.0:  # 1 is one batch, 1.0 is all of them
             raise IntegrationError(
-                f"limit_train_batches={trainer.limit_train_batches} may end an epoch within a "
-                "block: leave it out, and pass ODBDataLoader(join=False, quota=...) to shorten "
-                "epochs"
+                f"limit_train_batches={limit}, which fast_dev_run and overfit_batches set, too, "
+                "may end an epoch within a block: leave it out, and pass ODBDataLoader(join=False, "
+                "quota=...) to shorten epochs"
             )
         if trainer.strategy.handles_gradient_accumulation:
             raise IntegrationError(
@@ -209,6 +237,12 @@ class ODBCallback(Callback):
                 "which does not fit a shorter last block: use odb.integrations.deepspeed without "
                 "Lightning, or accumulation_steps=1"
             )
+
+
+def _unwrap(batch: Any) -> None:
+    ticket = batch.get(STEP_INFO_KEY) if isinstance(batch, MutableMapping) else None
+    if isinstance(ticket, Ticket):
+        batch[STEP_INFO_KEY] = ticket.info
 
 
 def _replicas(trainer: Trainer) -> int:

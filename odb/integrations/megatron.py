@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from odb.errors import IntegrationError
 from odb.info import ODBStepInfo
-from odb.integrations.base import check_exact, require
+from odb.integrations.base import check_exact, check_idles, require
 from odb.integrations.sharing import SharedLoader
 
 
@@ -207,9 +207,4 @@ def _check_loader(loader: Any, state: Any) -> None:
             "the loader with odb.integrations.mesh.Layout.of_groups(data=parallel_state."
             "get_data_parallel_group(), model=parallel_state.get_model_parallel_group()).loader()"
         )
-    facts = check_exact(loader, ranks, "Megatron")
-    if not facts.idles:
-        raise IntegrationError(
-            'this loader was built with idle="stop", but Megatron needs a backward on every rank: '
-            'build it with idle="pad"'
-        )
+    check_idles(check_exact(loader, ranks, "Megatron"), "Megatron")

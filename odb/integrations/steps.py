@@ -10,7 +10,7 @@ from typing import Any
 
 from odb.errors import IntegrationError
 from odb.info import ODBStepInfo
-from odb.integrations.base import check_exact, check_loader
+from odb.integrations.base import check_exact, check_idles, check_loader
 from odb.integrations.progress import Progress
 from odb.integrations.sharing import SharedLoader
 
@@ -39,11 +39,7 @@ class StepLoop(ABC):
         self, loader: object, ranks: Sequence[int], who: str, progress: Progress | None
     ) -> None:
         facts = check_exact(loader, ranks, who)
-        if not facts.idles:
-            raise IntegrationError(
-                f"{who} needs a backward on every rank in every step, but this loader was built "
-                'with idle="stop": build it with idle="pad"'
-            )
+        check_idles(facts, who)
         self.loader = loader if isinstance(loader, SharedLoader) else check_loader(loader)
         self.accumulation_steps = facts.accumulation_steps
         self.progress = Progress() if progress is None else progress
@@ -54,15 +50,17 @@ class StepLoop(ABC):
         self._info: ODBStepInfo | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, ODBStepInfo]]:
-        """An epoch, or what is left to do of it until `progress.done`.
+        """An epoch, or what is left to do of it until `progress.done`: nothing if it is already.
 
         Raises IntegrationError if the last one was left within a block.
         """
-        if self._phase is not Phase.READY or not (self._info is None or self._info.last_in_block):
+        if self._left_within_block():
             raise IntegrationError(
                 "the last epoch was left within a block, whose gradients are in the model: leave "
                 "an epoch only after a step with info.last_in_block"
             )
+        if self.progress.done:
+            return
         for batch, info in self.loader.steps():
             self._info = info
             self._phase = Phase.FORWARD
@@ -97,6 +95,13 @@ class StepLoop(ABC):
         self.progress.update(info)
         self.skipped_steps += info.last_in_block and not stepped
         return stepped
+
+    def _left_within_block(self) -> bool:
+        if self._info is None:
+            return False
+        if self._phase is Phase.FORWARD:  # as by a `break` in the first line of the loop
+            return self._info.block_step > 0
+        return self._phase is Phase.BACKWARD or not self._info.last_in_block
 
     def _expect(self, phase: Phase, call: str) -> ODBStepInfo:
         if self._info is None or self._phase is not phase:

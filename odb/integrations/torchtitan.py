@@ -12,7 +12,7 @@ import torch.distributed as dist
 from odb.costs import IGNORED_LABEL
 from odb.errors import IntegrationError
 from odb.info import ODBStepInfo
-from odb.integrations.base import check_exact, facts_of, require
+from odb.integrations.base import check_exact, check_idles, facts_of, require
 from odb.integrations.progress import Progress
 
 _dataloader = require("torchtitan.components.dataloader", "torchtitan")
@@ -46,7 +46,7 @@ class TitanDataLoader(_dataloader.BaseDataLoader):  # type: ignore[misc, name-de
     does not fill its `gradient_accumulation_steps`.
 
     Raises IntegrationError when it is built if the loader is for other ranks than torchtitan's
-    batch ranks, and when it is iterated for rows that the model cannot take.
+    batch ranks, and when it is iterated for rows that the model cannot take, or none at all.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -81,11 +81,7 @@ class TitanDataLoader(_dataloader.BaseDataLoader):  # type: ignore[misc, name-de
                 f"samples, but the loader aligns the ranks {facts.ranks}: pass it group= the batch "
                 "ranks, or build it with odb.integrations.mesh.Layout"
             )
-        if not facts.idles:
-            raise IntegrationError(
-                'this loader was built with idle="stop", but torchtitan needs a backward on every '
-                'rank: build it with idle="pad"'
-            )
+        check_idles(facts, "torchtitan")
         self.progress = Progress()
         """What was handed over: torchtitan's own token counts include padding."""
         self._config = config
@@ -99,6 +95,7 @@ class TitanDataLoader(_dataloader.BaseDataLoader):  # type: ignore[misc, name-de
         while self._config.epochs is None or self._epoch < self._config.epochs:
             done = self._taken
             self.loader.set_epoch(self._epoch)
+            number = -1
             for number, (batch, info) in enumerate(self._filled()):
                 if number < done:
                     continue
@@ -106,6 +103,11 @@ class TitanDataLoader(_dataloader.BaseDataLoader):  # type: ignore[misc, name-de
                 if info is not None:
                     self.progress.update(info)
                 yield batch
+            if number < 0:
+                raise IntegrationError(
+                    f"epoch {self._epoch} had no step on any rank: the dataset is empty, or all "
+                    "of its samples are filtered out (see stats.filtered of the loader)"
+                )
             self._epoch += 1
             self._taken = 0
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import odb
+from odb.integrations.mesh import Layout
 from tests.trainers import conformance as c
 from tests.trainers import extras
 from tests.trainers.launch import run_as_torchrun, run_example
@@ -105,11 +108,15 @@ def train_all(rank: int, world_size: int) -> tuple[list[Any], dict[str, Outcome]
 MISUSES = {
     "another number of steps": "accumulation_steps=3, but the accelerator has",
     "no loss scale": 'loss_scaling="none"',
+    "ranks that stop": 'build it with idle="pad"',
+    "the info left": "info left in the batch",
+    "left within a block": "the last epoch was left within a block",
     "other ranks": "pass the same process group to both",
     "outside of accumulate": "with accelerator.accumulate",
     "a scheduler of theirs": "2 steps for each step of the optimizer",
     "windows of their own": "set sync_with_dataloader=True",
     "no optimizer": "prepare both in the same call",
+    "a loader of a mesh": "does not prepare a loader of odb.integrations.mesh",
 }
 
 
@@ -119,7 +126,7 @@ def misuse(rank: int, how: str) -> str:
     from odb.integrations.accelerate import prepare
 
     plugin = GradientAccumulationPlugin(
-        num_steps=2 if how == "another number of steps" else 3,
+        num_steps={"another number of steps": 2, "ranks that stop": 1}.get(how, 3),
         sync_with_dataloader=how != "windows of their own",
     )
     accelerator = fresh_accelerator(gradient_accumulation_plugin=plugin)
@@ -128,16 +135,33 @@ def misuse(rank: int, how: str) -> str:
         options["loss_scaling"] = "none"
     if how == "other ranks":
         options["group"] = None
-    loader = c.make_loader(c.Case(3), rank, **options)
+    if how == "ranks that stop":
+        options["idle"] = "stop"
+    loader = c.make_loader(c.Case(1 if how == "ranks that stop" else 3), rank, **options)
     model = c.make_model()
     optimizer = c.make_optimizer(model.parameters())
     scheduler: Any = LambdaLR(optimizer, lambda _: 1.0)
     try:
         if how == "a scheduler of theirs":
             optimizer, scheduler = accelerator.prepare(optimizer, scheduler)
+        if how == "a loader of a mesh":
+            with closing(Layout.of_groups(dist.group.WORLD).checked(loader)) as shared:
+                prepare(accelerator, model, optimizer, shared)
         if how == "no optimizer":
             prepare(accelerator, model, loader, scheduler)
         model, optimizer, batches, _ = prepare(accelerator, model, optimizer, loader, scheduler)
+        if how == "the info left":
+            for batch in batches:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch["input_ids"], batch["labels"])["loss"])
+        for left in (3, 4, 99) if how == "left within a block" else ():
+            for number, batch in enumerate(batches):
+                if number == left:
+                    break
+                info = odb.pop_step_info(batch)
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(**batch)["loss"] * info.loss_scale)
+            assert left < 99, "the one before was left within a block"
         for batch in batches:
             info = odb.pop_step_info(batch)
             accelerator.backward(model(**batch)["loss"] * info.loss_scale)

@@ -27,9 +27,9 @@ BF16 = Case(3)
 
 def train(rank: int, case: Case, *, how: str = "exact", **options: Any) -> RankResult:
     """how: "exact"; "bf16": the same under autocast; "naive": as one trains without odb, the mean
-    loss of each rank, divided by the accumulation steps."""
-    loader = suite.make_loader(case, rank, **options)
-    model = DistributedDataParallel(suite.make_model(case.dtype))
+    loss of each rank, divided by the accumulation steps. options: of DDP."""
+    loader = suite.make_loader(case, rank)
+    model = DistributedDataParallel(suite.make_model(case.dtype), **options)
     optimizer = suite.make_optimizer(model.parameters())
     counter = suite.StepCounter(optimizer)
     ddp.check(model, loader)
@@ -55,6 +55,7 @@ def train_all(rank: int, world_size: int) -> dict[str, list[RankResult]]:
         "exact": [train(rank, case) for case in suite.CASES],
         "naive": [train(rank, case, how="naive") for case in suite.CASES],
         "clipped": [train(rank, CLIPPED)],
+        "static graph": [train(rank, Case(3), static_graph=True)],
         "bf16": [train(rank, BF16, how="bf16"), train(rank, BF16, how="exact")],
     }
 
@@ -69,6 +70,7 @@ def test_ddp_conforms() -> None:
         verdicts.append(suite.judge(SUBJECT, case, results, naive=naive))
     suite.write_verdicts("DDP", verdicts)
     suite.judge(SUBJECT, CLIPPED, [rank["clipped"][0] for rank in ranks])
+    suite.judge(SUBJECT, Case(3), [rank["static graph"][0] for rank in ranks])
     unclipped = suite.reference(Case(3), [rank["clipped"][0].infos for rank in ranks])
     assert suite.largest_difference(ranks[0]["clipped"][0].parameters, unclipped) > 1e-2, (
         "clipping to so much changes nothing, and shows nothing"

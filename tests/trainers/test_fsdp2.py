@@ -123,6 +123,7 @@ def misuse(rank: int, world_size: int) -> list[str]:
         lambda: fsdp2.check(frozen, loader()),
         lambda: fsdp2.check(model, loader(group=own)),
         lambda: fsdp2.check(model, loader(loss_scaling="none")),
+        lambda: fsdp2.check(model, loader(idle="stop")),
         lambda: fsdp2.check(model, [1, 2]),
         lambda: fsdp2.check(model, loader(), mesh),
     )
@@ -137,6 +138,7 @@ def test_misuse_is_told_apart() -> None:
             "no sharded parameters",
             f"over the ranks 0, 1, but the loader aligns the ranks {rank}",
             'loss_scaling="exact"',
+            'build it with idle="pad"',
             "list is no odb.ODBDataLoader",
             "no error",
         ]

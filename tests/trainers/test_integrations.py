@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import odb
+from odb.info import ODBStepInfo
 from odb.integrations import base
+from odb.integrations.progress import Progress
+from odb.integrations.steps import StepLoop
 
 ADAPTERS = Path(base.__file__).parent
 FRAMEWORKS = (
@@ -103,6 +108,56 @@ def test_facts_of_a_loader() -> None:
     assert base.check_exact(loader, [0], "the test").accumulation_steps == 4
     with pytest.raises(odb.IntegrationError, match=r"0, 1, 2, 3, 4, 5, 6, 7, \.\.\. \(9 in all\)"):
         base.check_exact(loader, range(9), "the test")
+
+
+class Counting(StepLoop):
+    """An engine that only counts."""
+
+    def _around(self, info: ODBStepInfo) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _backward(self, scaled: Any) -> None:
+        pass
+
+    def _step(self, info: ODBStepInfo) -> bool:
+        return info.last_in_block
+
+
+def counting(progress: Progress | None = None, accumulation: int = 2) -> Counting:
+    loader = odb.ODBDataLoader(
+        [{"input_ids": [1, 2]}] * 8,
+        token_budget=2,
+        accumulation_steps=accumulation,
+        group=None,
+    )
+    return Counting(loader, [0], "the test", progress)
+
+
+def take(loop: Counting, steps: int) -> None:
+    """So many steps, left as people do: before the first one that is too much."""
+    for number, _ in enumerate(loop):
+        if number == steps:
+            break
+        loop.backward(torch.ones(()))
+        loop.step()
+
+
+def test_a_loop_may_be_left_before_a_block_and_not_within_one() -> None:
+    loop = counting()
+    take(loop, 4)
+    take(loop, 2)
+    assert loop.progress.optimizer_steps == 3
+    take(loop, 3)
+    with pytest.raises(odb.IntegrationError, match="left within a block"):
+        take(loop, 1)
+
+
+def test_a_loop_that_is_done_takes_no_more_steps() -> None:
+    progress = Progress(max_optimizer_steps=2)
+    loop = counting(progress)
+    for _ in range(3):  # epochs
+        take(loop, 99)
+    assert (progress.optimizer_steps, progress.steps) == (2, 4)
 
 
 def test_an_integration_error_is_a_config_error() -> None:

@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
 def module_for(case: c.Case, kind: str, schedule: Any) -> Any:
     """kind: "exact", "naive" (no loss scale), "manual" optimization, or "every step": manual, with
-    a step of the optimizer each time."""
+    a step of the optimizer each time. Others are as "exact"."""
     from lightning.pytorch import LightningModule
 
     class Module(LightningModule):
@@ -54,8 +54,9 @@ def module_for(case: c.Case, kind: str, schedule: Any) -> Any:
             return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
+            info = odb.pop_step_info(batch) if odb.info.STEP_INFO_KEY in batch else None
             self.model(**batch)
-            self.validated += len(batch["input_ids"])
+            self.validated += len(batch["input_ids"]) if info is None else info.local_samples
 
         def configure_optimizers(self) -> Any:
             self.optimizer = c.make_optimizer(self.parameters())
@@ -114,9 +115,13 @@ def train(
     loader = c.make_loader(case, rank)
     module = module_for(case, kind, schedule)
     trainer = trainer_for(case, [] if kind == "naive" else [counts, Losses()], **options)
-    plain = DataLoader(c.make_dataset(), batch_size=5, collate_fn=odb.PadCollate())
-    trainer.fit(module, LightningLoader(loader), plain if validate else None)
+    held_out: Any = DataLoader(c.make_dataset(), batch_size=5, collate_fn=odb.PadCollate())
+    if kind == "validated by odb":
+        held_out = LightningLoader(c.make_loader(c.Case(1), rank))
+    trainer.fit(module, LightningLoader(loader), held_out if validate else None)
     loader.close()
+    if kind == "validated by odb":
+        held_out.close()
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return Outcome(
         c.RankResult(c.parameters_of(module.model), module.counter.steps, loader.infos),
@@ -131,6 +136,9 @@ def train(
 
 MISUSES = {
     "another number of steps": "accumulation_steps=3, but accumulate_grad_batches is 2",
+    "ranks that stop": 'build it with idle="pad"',
+    "one batch": "limit_train_batches=1, which fast_dev_run",
+    "the info left": "Module.training_step has left the step's info",
     "no loss scale": 'loss_scaling="none"',
     "other ranks": "pass the same process group to both",
     "the loader itself": "LightningLoader(loader)",
@@ -143,8 +151,10 @@ MISUSES = {
 def misuse(rank: int, how: str) -> str:
     from odb.integrations.lightning import LightningLoader, ODBCallback
 
-    case = c.Case(3)
+    case = c.Case(1 if how == "ranks that stop" else 3)
     options: dict[str, Any] = {}
+    if how == "one batch":
+        options["fast_dev_run"] = True
     if how == "another number of steps":
         options["accumulate_grad_batches"] = 2
     if how == "a cut epoch":
@@ -156,11 +166,17 @@ def misuse(rank: int, how: str) -> str:
         rank,
         loss_scaling="none" if how == "no loss scale" else "exact",
         group=None if how == "other ranks" else "world",
+        idle="stop" if how == "ranks that stop" else "pad",
     )
     kind = "every step" if how == "steps of its own" else "exact"
     module = module_for(case, kind, lambda _: 1.0)
     if how == "a batch rebuilt":
         module.on_before_batch_transfer = lambda batch, _: {"input_ids": batch["input_ids"]}
+    if how == "the info left":
+        model = module.model
+        module.training_step = lambda batch, batch_idx: model(batch["input_ids"], batch["labels"])[
+            "loss"
+        ]
     trainer = trainer_for(case, [ODBCallback()], **options)
     try:
         trainer.fit(module, loader if how == "the loader itself" else LightningLoader(loader))
@@ -184,6 +200,7 @@ def train_all(rank: int, world_size: int) -> tuple[list[Any], dict[str, Outcome]
             validate=True,
             val_check_interval=5,
         ),
+        "validated by odb": train(rank, case, "validated by odb", validate=True),
         "max_steps": train(rank, case, max_epochs=-1, max_steps=7),
         "bf16": train(rank, case, precision="bf16-mixed"),
     }
@@ -239,6 +256,14 @@ def test_clipping_a_schedule_and_a_validation_within_a_block(ranks: Any) -> None
     for rank in ranks:
         # Lightning gives the DataLoader of the validation a DistributedSampler.
         assert rank[1]["clipped"].validated == steps // 5 * 19
+
+
+def test_validation_with_a_loader_of_odb(ranks: Any) -> None:
+    """Promise: identity-coverage, for validation, whose steps also carry their info."""
+    validated = [rank[1]["validated by odb"].validated for rank in ranks]
+    assert validated == [2 * len(shard) for shard in c.SHARDS]
+    results = results_of(ranks, "validated by odb")
+    assert extras.difference(results, extras.reference(c.Case(3), results)) <= 1e-6
 
 
 def test_max_steps_are_steps_of_the_optimizer(ranks: Any) -> None:

@@ -6,12 +6,14 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import odb
+from odb.info import STEP_INFO_KEY
 from tests.trainers import conformance as c
 from tests.trainers import extras
 from tests.trainers.launch import ROOT, run_as_torchrun, run_example
@@ -78,10 +80,13 @@ def train(rank: int, folder: str, case: c.Case, *, naive: bool = False) -> Outco
             return self.optimizer
 
     class Naive(Recorded):
-        """The same blocks, with the mean loss of each batch."""
+        """The same blocks, with the mean loss of each batch, divided by the accumulation steps."""
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return model(**inputs).loss
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            info = inputs.get(STEP_INFO_KEY)
+            if info is not None:
+                inputs[STEP_INFO_KEY] = replace(info, loss_scale=1 / info.block_steps)
+            return super().training_step(model, inputs, *args, **kwargs)
 
     run_exp(
         configuration(

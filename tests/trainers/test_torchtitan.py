@@ -163,6 +163,7 @@ def misuse(rank: int) -> list[tuple[str, str]]:
             "input_ids and labels",
         ),
         (said(lambda: build(rank, loader()).load_state_dict(other)), "4 data-parallel ranks"),
+        (said(lambda: next(iter(build(rank, odb.ODBDataLoader([], token_budget=16))))), "no step"),
     ]
 
 
