@@ -24,10 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from odb.equip import EquippedDataLoader
 from odb.errors import IntegrationError
 from odb.info import STEP_INFO_KEY, ODBStepInfo, attach_step_info
-from odb.integrations.base import check_exact, check_idles, check_loader, require
+from odb.integrations.base import AroundLoader, check_exact, check_idles, check_loader, require
 from odb.integrations.sharing import SharedLoader
 from odb.loader import ODBDataLoader
-from odb.stats import LoaderStats
 
 require("accelerate", "accelerate")
 
@@ -38,7 +37,7 @@ from accelerate.scheduler import AcceleratedScheduler  # noqa: E402
 from accelerate.utils import send_to_device  # noqa: E402
 
 
-class AccelerateLoader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate is not typed
+class AccelerateLoader(DataLoaderStateMixin, AroundLoader):  # type: ignore[misc]  # accelerate is not typed
     """An odb loader that tells Accelerate where its blocks end; made by `prepare`.
 
     Accelerate never shards, wraps or cuts it. Batches are on the accelerator's device, and their
@@ -108,24 +107,6 @@ class AccelerateLoader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerat
                 f"{self._accelerator.sync_gradients} in it: take each step inside of exactly one "
                 "`with accelerator.accumulate(model):`"
             )
-
-    @property
-    def dataset(self) -> Any:
-        """See `ODBDataLoader`."""
-        return self.loader.dataset
-
-    @property
-    def stats(self) -> LoaderStats:
-        """See `ODBDataLoader.stats`."""
-        return self.loader.stats
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `ODBDataLoader.set_epoch`."""
-        self.loader.set_epoch(epoch)
-
-    def close(self) -> None:
-        """See `ODBDataLoader.close`."""
-        self.loader.close()
 
 
 def prepare(accelerator: Accelerator, *objects: Any) -> Any:

@@ -13,6 +13,7 @@ from odb.equip import EquippedDataLoader
 from odb.errors import IntegrationError, MissingDependencyError
 from odb.groups import GroupChoice, global_rank, seat_in
 from odb.loader import ODBDataLoader
+from odb.stats import LoaderStats
 
 
 def require(module: str, extra: str, *, package: str | None = None) -> Any:
@@ -54,6 +55,30 @@ def check_loader(loader: object) -> ODBDataLoader:
         f"a {type(loader).__name__} is no odb.ODBDataLoader: pass the loader itself, or one that "
         "odb.apply() has equipped, before a framework wraps it"
     )
+
+
+class AroundLoader:
+    """An object around a loader that a framework takes in its place. loader: the one inside."""
+
+    loader: ODBDataLoader
+
+    @property
+    def dataset(self) -> Any:
+        """See `ODBDataLoader`."""
+        return self.loader.dataset
+
+    @property
+    def stats(self) -> LoaderStats:
+        """See `ODBDataLoader.stats`."""
+        return self.loader.stats
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `ODBDataLoader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def close(self) -> None:
+        """See `ODBDataLoader.close`."""
+        self.loader.close()
 
 
 class Facts(NamedTuple):

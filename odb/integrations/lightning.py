@@ -21,8 +21,7 @@ import torch
 
 from odb.errors import BatchTypeError, IntegrationError
 from odb.info import STEP_INFO_KEY, ODBStepInfo
-from odb.integrations.base import check_exact, check_idles, check_loader, require
-from odb.stats import LoaderStats
+from odb.integrations.base import AroundLoader, check_exact, check_idles, check_loader, require
 
 require("lightning.pytorch", "lightning", package="lightning")
 
@@ -37,7 +36,7 @@ class Ticket:
         self.info = info
 
 
-class LightningLoader:
+class LightningLoader(AroundLoader):
     """An odb loader as Lightning takes it: an iterable that is no DataLoader, which it neither
     shards nor wraps.
 
@@ -59,24 +58,6 @@ class LightningLoader:
                 )
             batch[STEP_INFO_KEY] = Ticket(info)
             yield batch
-
-    @property
-    def dataset(self) -> Any:
-        """See `ODBDataLoader`."""
-        return self.loader.dataset
-
-    @property
-    def stats(self) -> LoaderStats:
-        """See `ODBDataLoader.stats`."""
-        return self.loader.stats
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `ODBDataLoader.set_epoch`."""
-        self.loader.set_epoch(epoch)
-
-    def close(self) -> None:
-        """See `ODBDataLoader.close`."""
-        self.loader.close()
 
 
 @dataclass
