@@ -27,17 +27,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from odb.errors import IntegrationError
 from odb.info import ODBStepInfo
-from odb.integrations.base import check_exact, facts_of
+from odb.integrations.base import Facts, check_exact, check_idles
 
 __all__ = ["KeepAlike", "accumulate", "check", "joined"]
 
 
 def check(model: object, loader: object) -> None:
     """Raise IntegrationError unless training this model with this loader gives the exact gradient:
-    it is a DDP model over the very ranks that the loader aligns, and the loader scales the loss.
+    it is a DDP model over the very ranks that the loader aligns, and the loader scales the loss and
+    idles in step. (With `idle="stop"` use `joined`, which checks the rest.)
     """
+    check_idles(_check_ranks(model, loader), "DistributedDataParallel without Join (see `joined`)")
+
+
+def _check_ranks(model: object, loader: object) -> Facts:
     ranks = dist.get_process_group_ranks(_ddp(model).process_group)
-    check_exact(loader, ranks, "DistributedDataParallel")
+    return check_exact(loader, ranks, "DistributedDataParallel")
 
 
 def accumulate(model: DistributedDataParallel, info: ODBStepInfo) -> AbstractContextManager[None]:
@@ -73,8 +78,7 @@ def joined(model: DistributedDataParallel, loader: object, *stateful: Stateful) 
     `KeepAlike`. Raises IntegrationError as `check` does, and for a loader with `idle="pad"`, whose
     ranks end together and need no Join.
     """
-    check(model, loader)
-    if facts_of(loader).idles:
+    if _check_ranks(model, loader).idles:
         raise IntegrationError(
             'this loader has idle="pad": all its ranks end at the same step, and there is nothing '
             'to join. Train without Join, or build the loader with idle="stop"'
