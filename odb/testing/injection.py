@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -240,15 +241,38 @@ def stop_this_process(seconds: float) -> None:
 
 
 def drop_connections() -> int:
-    """Shut down every TCP connection of this process; returns how many."""
-    dropped = 0
+    """Shut down every TCP connection of this process; returns how many.
+
+    All at once: a thread of this process that noticed the first one could still tell the peers
+    behind the others who is gone. So nothing else of Python's runs in between: these calls keep
+    the interpreter's lock, where those of `socket` let go of it.
+    """
+    keeping_the_lock = ctypes.PyDLL(None)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(each) for each in _tcp_connections()]
+        handles = [connection.fileno() for connection in connections]
+        time.sleep(0)  # so that nobody has waited for the lock for long
+        for handle in handles:
+            keeping_the_lock.shutdown(handle, int(socket.SHUT_WR))
+        for handle in handles:
+            keeping_the_lock.shutdown(handle, int(socket.SHUT_RDWR))
+    return len(handles)
+
+
+def _tcp_connections() -> list[socket.socket]:
+    """A second handle on each of this process's TCP connections."""
+    found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if tcp and connection.type == socket.SOCK_STREAM and connection.getpeername():
-                    connection.shutdown(socket.SHUT_RDWR)
-                    dropped += 1
-    return dropped
+            handle = socket.socket(fileno=os.dup(int(name)))
+            try:
+                tcp = handle.family in (socket.AF_INET, socket.AF_INET6)
+                if tcp and handle.type == socket.SOCK_STREAM and handle.getpeername():
+                    found.append(handle)
+                    continue
+            except OSError:
+                pass
+            handle.close()
+    return found
