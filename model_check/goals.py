@@ -10,15 +10,11 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from spec.grouping import group, oversize
-from spec.messages import AbortedBy, ClosedBy, Finished, Lost, Step
+from spec.messages import AbortedBy, ClosedBy, Finished, Lost
 from spec.rank import Input, Phase, Trainer, held
-from spec.world import Node, World
+from spec.world import Node, World, decided
 
 GoalCheck = Callable[[World, Node], bool]
-
-
-def _decided(node: Node) -> tuple[Step, ...]:
-    return (*node.queue, *node.machine.pending, *node.machine.waiting)
 
 
 def carry(world: World, node: Node) -> bool:
@@ -36,12 +32,12 @@ def split(world: World, node: Node) -> bool:
 
 def full_batch(world: World, node: Node) -> bool:
     """A step holds more than one sample."""
-    return any(len(step.group) > 1 for step in _decided(node))
+    return any(len(step.group) > 1 for step in decided(node))
 
 
 def idle_step(world: World, node: Node) -> bool:
     """A rank takes an idle step."""
-    return any(step.idle for step in _decided(node))
+    return any(step.idle for step in decided(node))
 
 
 def borrowed_spare(world: World, node: Node) -> bool:
@@ -57,7 +53,7 @@ def filtered_sample(world: World, node: Node) -> bool:
 def oversize_alone(world: World, node: Node) -> bool:
     """A sample above the budget travels."""
     budget = world.config.budget
-    return any(oversize(budget, s) for step in _decided(node) for s in step.group)
+    return any(oversize(budget, s) for step in decided(node) for s in step.group)
 
 
 def retired(world: World, node: Node) -> bool:
@@ -119,7 +115,7 @@ def close_elsewhere(world: World, node: Node) -> bool:
 
 def idle_for_failure(world: World, node: Node) -> bool:
     """A rank that cannot make a batch idles, so that nobody waits for it."""
-    return node.machine.input.value == "failed" and any(step.idle for step in _decided(node))
+    return node.machine.input.value == "failed" and any(step.idle for step in decided(node))
 
 
 def surrender(world: World, node: Node) -> bool:
@@ -135,7 +131,7 @@ def peer_lost(world: World, node: Node) -> bool:
 def longest_delay(world: World, node: Node) -> bool:
     """A sample leaves as late as bounded-delay allows (the bound is exact)."""
     window = world.config.window
-    waited = (s.round - node.entered[x.seq] + 1 for s in _decided(node) for x in s.group)
+    waited = (s.round - node.entered[x.seq] + 1 for s in decided(node) for x in s.group)
     return window > 1 and any(rounds == window for rounds in waited)
 
 

@@ -15,14 +15,9 @@ from spec.grouping import load_of_group, within
 from spec.messages import AbortedBy, Finished, Lost, Mismatched, Step
 from spec.rank import Input, Phase, RankState, Trainer, has_spare, held
 from spec.samples import add_counts
-from spec.world import Node, Outbox, World, bits
+from spec.world import Node, Outbox, World, bits, decided
 
 NodePromise = Callable[[World, Node], str | None]
-
-
-def _decided(node: Node) -> tuple[Step, ...]:
-    """The steps that are decided on and have not reached the trainer."""
-    return (*node.queue, *node.machine.pending, *node.machine.waiting)
 
 
 def identity_coverage(world: World, node: Node) -> str | None:
@@ -58,7 +53,7 @@ def step_alignment(world: World, node: Node) -> str | None:
 
 def budget(world: World, node: Node) -> str | None:
     """A group of two or more samples is within the budget."""
-    for step in _decided(node):
+    for step in decided(node):
         if step.group and not within(world.config.budget, load_of_group(step.group)):
             return f"step {step.number} holds {[s.cost for s in step.group]}"
     return None
@@ -97,7 +92,7 @@ def bounded_delay(world: World, node: Node) -> str | None:
         rounds = machine.place.round - step.round
         if rounds >= world.config.accumulation_steps:
             return f"step {step.number} has waited for {rounds} rounds"
-    for step in _decided(node):
+    for step in decided(node):
         for s in step.group:
             waited = step.round - node.entered[s.seq] + 1
             if waited > world.config.window:
@@ -145,7 +140,7 @@ def quota_closure(world: World, node: Node) -> str | None:
     if world.config.mode is not Mode.QUOTA:
         return None
     quota, got = world.config.quota, node.got
-    for step in _decided(node):
+    for step in decided(node):
         if quota is None and step.idle and node.machine.input is not Input.FAILED:
             return f"step {step.number} is idle"
         if quota is not None and got >= quota:

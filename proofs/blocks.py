@@ -8,6 +8,7 @@ from typing import Any
 
 from model_check.abstract import Row, SeveralGroups, Steps
 from model_check.prover import Obligation, Source, both
+from proofs.conduct import same
 from spec import blocks
 from spec.blocks import Gathered
 from spec.config import Config
@@ -45,10 +46,6 @@ def _sum(totals: list[Counts]) -> Counts:
     return Counts(*(sum(column) for column in zip(*totals, strict=True)))
 
 
-def _same(a: Counts, b: Counts) -> Any:
-    return both(*(x == y for x, y in zip(a, b, strict=True)))
-
-
 def _is_block(made: tuple[Step, ...], of: tuple[Step, ...], size: Any) -> Any:
     """The same steps in the same order, each with its place in the block, the block's size and what
     its steps add up to."""
@@ -59,7 +56,7 @@ def _is_block(made: tuple[Step, ...], of: tuple[Step, ...], size: Any) -> Any:
     for place, step in enumerate(made):
         if step.block is None or step.block.place != place:
             return False
-        facts += [step.block.steps == size, _same(step.block.total, total)]
+        facts += [step.block.steps == size, same(step.block.total, total)]
     return both(*facts)
 
 
@@ -100,7 +97,7 @@ def _adds_to_any(source: Source, f: Gathering) -> Callable[[], Any]:
             return False
         known = [s.block for s in after.ready if s.block is not None]
         expected = _sum([sums, total])
-        right = (both(b.steps == size, _same(b.total, expected)) for b in known)
+        right = (both(b.steps == size, same(b.total, expected)) for b in known)
         return both(len(known) == 2, *right)
 
     return claim

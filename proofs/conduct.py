@@ -10,7 +10,7 @@ from proofs.reports import equal, lifted
 from spec.blocks import Gathered
 from spec.config import Idle, terms_of
 from spec.enabled import COLLECTIVES
-from spec.exchange import Abort, Close, Finish, Flush, Mismatch, Report, Steps
+from spec.exchange import Abort, Close, Decision, Finish, Flush, Mismatch, Report, Steps
 from spec.messages import (
     AbortedBy,
     Arrived,
@@ -89,7 +89,7 @@ def asks(setup: Setup, before: RankState, after: RankState, commands: Any) -> An
         case PostCounts(counts):
             pairs = list(zip(counts, after.groups, strict=False))
             as_many = _elements(counts) == _elements(after.groups)
-            return both(as_many, *(_same(c, counts_of(group)) for c, group in pairs))
+            return both(as_many, *(same(c, counts_of(group)) for c, group in pairs))
         case Emit(_) if not after.pending:
             return False
         case Emit(step):
@@ -119,7 +119,8 @@ def _elements(values: Any) -> int:
     return sum(1 for _ in values)
 
 
-def _same(a: Any, b: Any) -> Any:
+def same(a: Any, b: Any) -> Any:
+    """Whether two named tuples of numbers are equal, field by field."""
     return both(*(x == y for x, y in zip(a, b, strict=True)))
 
 
@@ -131,8 +132,7 @@ def follows(setup: Setup, before: RankState, event: Event, after: RankState, com
         return ends == [Lost(event.rank)]
     if not isinstance(event, Tallied):
         return not ends
-    rules, config, tally = setup.rules, setup.config, event.tally
-    decision = rules.decide(config, setup.world_size, tally, rules.target(tally))
+    decision = _decision(setup, event)
     collectives: list[Any] = [c for c in commands if isinstance(c, COLLECTIVES)]
     kinds = [type(c) for c in collectives]
     match decision:
@@ -173,19 +173,23 @@ def counts_on(setup: Setup, before: RankState, event: Event, after: RankState) -
         progress = setup.rules.take_steps(setup.config, before.delivered, event.totals)
         place = place._replace(round=place.round + 1, step=place.step + progress.steps)
         delivered = progress.delivered
-    if isinstance(event, Tallied) and _flushes(setup, event):
+    if _flushes(setup, event):
         place = place._replace(round=place.round + 1)
     if after.phase is Phase.ENDED:
         place = place._replace(step=place.step - len(before.waiting))
     if isinstance(event, Arrived):
         arrived = arrived + len(event.samples)
-    return both(_same(after.place, place), after.arrived == arrived, after.delivered == delivered)
+    return both(same(after.place, place), after.arrived == arrived, after.delivered == delivered)
 
 
-def _flushes(setup: Setup, event: Tallied) -> bool:
-    target = setup.rules.target(event.tally)
-    decision = setup.rules.decide(setup.config, setup.world_size, event.tally, target)
-    return isinstance(decision, Flush)
+def _decision(setup: Setup, event: Tallied) -> Decision:
+    """What all ranks do upon this tally."""
+    rules, tally = setup.rules, event.tally
+    return rules.decide(setup.config, setup.world_size, tally, rules.target(tally))
+
+
+def _flushes(setup: Setup, event: Event) -> bool:
+    return isinstance(event, Tallied) and isinstance(_decision(setup, event), Flush)
 
 
 def filters(setup: Setup, event: Event, after: RankState, commands: Any) -> Any:
@@ -225,7 +229,7 @@ def _in_order(setup: Setup, before: RankState, event: Event, after: RankState) -
         due = due[1:]
     if isinstance(event, Totalled):
         due, waiting = blocks_after(setup, before, event)
-    if isinstance(event, Tallied) and _flushes(setup, event):
+    if _flushes(setup, event):
         due, waiting = before.waiting, ()
     if not _same_groups(after.waiting, waiting):
         return False

@@ -137,6 +137,11 @@ FAITHFUL = Habits()
 """The loader as it is."""
 
 
+def decided(node: Node) -> tuple[Step, ...]:
+    """The steps that are decided on and have not reached the trainer."""
+    return (*node.queue, *node.machine.pending, *node.machine.waiting)
+
+
 def bits(steps: tuple[Step, ...]) -> int:
     """The samples of some steps, a bit for each `seq`."""
     return sum(1 << s.seq for step in steps for s in step.group)

@@ -15,7 +15,7 @@ from spec.exchange import Steps
 from spec.grouping import batch_cost, load_of_group, within
 from spec.messages import Emit, PostCounts, PostReport, ShareReason, ShareSpare, Step, Tallied
 from spec.rank import Phase
-from spec.world import Action, Activity, Node, Outbox, Receive, State, World
+from spec.world import Action, Activity, Node, Outbox, Receive, State, World, decided
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _where_lost(trace: Trace) -> Iterator[str]:
 def _due(trace: Trace) -> Iterator[tuple[int, Step]]:
     """The steps of each rank that are decided on and have not reached its trainer."""
     for rank, node in enumerate(trace.states[-1].nodes):
-        for step in (*node.queue, *node.machine.pending, *node.machine.waiting):
+        for step in decided(node):
             yield rank, step
 
 
