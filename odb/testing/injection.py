@@ -248,31 +248,17 @@ def drop_connections() -> int:
     the interpreter's lock, where those of `socket` let go of it.
     """
     keeping_the_lock = ctypes.PyDLL(None)
+    handles = []
     with ExitStack() as stack:
-        connections = [stack.enter_context(each) for each in _tcp_connections()]
-        handles = [connection.fileno() for connection in connections]
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    continue
+                connection = stack.enter_context(socket.socket(fileno=os.dup(int(name))))
+                tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if tcp and connection.type == socket.SOCK_STREAM and connection.getpeername():
+                    handles.append(connection.fileno())
         time.sleep(0)  # so that nobody has waited for the lock for long
-        for handle in handles:
-            keeping_the_lock.shutdown(handle, int(socket.SHUT_WR))
         for handle in handles:
             keeping_the_lock.shutdown(handle, int(socket.SHUT_RDWR))
     return len(handles)
-
-
-def _tcp_connections() -> list[socket.socket]:
-    """A second handle on each of this process's TCP connections."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            handle = socket.socket(fileno=os.dup(int(name)))
-            try:
-                tcp = handle.family in (socket.AF_INET, socket.AF_INET6)
-                if tcp and handle.type == socket.SOCK_STREAM and handle.getpeername():
-                    found.append(handle)
-                    continue
-            except OSError:
-                pass
-            handle.close()
-    return found
