@@ -11,16 +11,16 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def torchrun(script: str, ranks: int = 2) -> str:
-    """Run an example on local ranks and return what it prints."""
+def torchrun(script: str, ranks: int = 2, timeout: float = 120, **variables: str) -> str:
+    """Run an example on local ranks and return what it prints. variables: of its environment."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     result = subprocess.run(
         [*command, f"--nproc-per-node={ranks}", str(EXAMPLES / script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout

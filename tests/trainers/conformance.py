@@ -16,18 +16,15 @@ and in the test process:
     judge(Subject("ddp", torch.__version__), case, results, naive=results_without_the_scale)
 
 `judge` raises NonconformingError naming everything that is wrong, and returns a Verdict.
-`write_verdicts(framework, verdicts)` keeps them; `python -m tests.trainers.conformance` prints the
-table of all that were kept.
+`verdicts.write_verdicts(framework, verdicts)` keeps them for the table of all frameworks. What the
+tests of several adapters check in the same way is in `tests/trainers/checks.py`.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +33,7 @@ from torch.utils.data import Dataset
 
 import odb
 from odb.info import ODBStepInfo
+from tests.trainers.verdicts import NonconformingError, Verdict
 
 WORLD_SIZE = 2
 VOCABULARY = 64
@@ -46,8 +44,6 @@ SHARDS = (range(29), range(29, 38))
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-9}
 CLEARLY_WRONG = 1e-4
 """A training without the loss scale must be off by more than this, or the case shows nothing."""
-
-VERDICTS = Path(__file__).parents[2] / "build" / "conformance"
 
 
 @dataclass(frozen=True)
@@ -252,11 +248,20 @@ def label_tokens(samples: Iterable[int]) -> int:
     return sum(int((dataset[i]["labels"][1:] != -100).sum()) for i in samples)
 
 
-def reference(case: Case, ranks: Sequence[Sequence[ODBStepInfo]]) -> dict[str, Tensor]:
-    """The parameters of one process that takes, for each block, one step on the mean loss over all
-    label tokens of the block. It uses nothing of the infos but which samples are in which block."""
-    model = make_model(case.dtype)
+def trained(
+    case: Case,
+    ranks: Sequence[Sequence[ODBStepInfo]],
+    make_model: Callable[[torch.dtype], Any],
+    schedule: Callable[[int], float] = lambda _: 1.0,
+) -> Any:
+    """The model of one process that takes, for each block, one step on the mean loss over all label
+    tokens of the block. It uses nothing of the infos but which samples are in which block.
+
+    schedule: the factor of the learning rate at each step.
+    """
+    model = make_model(case.dtype).train()
     optimizer = make_optimizer(model.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     collate, dataset = odb.PadCollate(), make_dataset()
     for samples in blocks_of(ranks).values():
         optimizer.zero_grad()
@@ -264,7 +269,13 @@ def reference(case: Case, ranks: Sequence[Sequence[ODBStepInfo]]) -> dict[str, T
         if case.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm)
         optimizer.step()
-    return parameters_of(model)
+        scheduler.step()
+    return model
+
+
+def reference(case: Case, ranks: Sequence[Sequence[ODBStepInfo]]) -> dict[str, Tensor]:
+    """The parameters of such a process, with the suite's own model."""
+    return parameters_of(trained(case, ranks, make_model))
 
 
 def largest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
@@ -284,44 +295,14 @@ def largest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]
 @dataclass(frozen=True)
 class Subject:
     """What is judged. runs_on_cpu: "yes", or which part was tested here and why not the rest.
-    extra_lines: lines that a user adds to the same training without odb, imports included."""
+    extra_lines: lines that a user adds to the same training without odb, imports included.
+    reference: what parameters are compared with; another one for another model."""
 
     framework: str
     version: str
     runs_on_cpu: str = "yes"
     extra_lines: int = 0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One case of one framework. naive_difference: of a training with the framework's defaults and
-    without the loss scale. problems: empty if it conforms."""
-
-    framework: str
-    version: str
-    runs_on_cpu: str
-    extra_lines: int
-    accumulation: int
-    dtype: str
-    max_difference: float
-    naive_difference: float | None
-    blocks: int
-    optimizer_steps: tuple[int, ...]
-    idle_steps: int
-    steps_equal: bool
-    samples_once: bool
-    problems: tuple[str, ...]
-
-
-class NonconformingError(AssertionError):
-    """An adapter does not keep the contract; `verdict.problems` says in what."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(
-            f"{verdict.framework}, A={verdict.accumulation}, {verdict.dtype}:\n"
-            + "\n".join(verdict.problems)
-        )
-        self.verdict = verdict
+    reference: Callable[[Case, Sequence[Sequence[ODBStepInfo]]], Mapping[str, Tensor]] = reference
 
 
 def judge(
@@ -354,9 +335,8 @@ def measure(
     infos = [list(result.infos) for result in results]
     seats = infos[::members]
     blocks = blocks_of(seats)
-    expected = reference(case, seats)
-    difference = max(largest_difference(r.parameters, expected) for r in results)
-    naive_difference = None if naive is None else naive_difference_of(case, naive, members)
+    difference = difference_of(subject, case, results, members)
+    naive_difference = None if naive is None else difference_of(subject, case, naive, members)
     of_steps = list(_problems_of_steps(case, results, blocks, members))
     of_samples = list(_problems_of_samples(case, seats))
     problems = [*of_steps, *of_samples, *_problems_of_infos(case, infos, blocks)]
@@ -384,9 +364,11 @@ def measure(
     )
 
 
-def naive_difference_of(case: Case, results: Sequence[RankResult], members: int = 1) -> float:
-    """How far a training is from the reference on its own batches."""
-    expected = reference(case, [result.infos for result in results[::members]])
+def difference_of(
+    subject: Subject, case: Case, results: Sequence[RankResult], members: int = 1
+) -> float:
+    """How far a training is from the reference on its own batches: the largest of any rank."""
+    expected = subject.reference(case, [result.infos for result in results[::members]])
     return max(largest_difference(result.parameters, expected) for result in results)
 
 
@@ -431,52 +413,3 @@ def _problems_of_infos(
                 yield f"rank {rank}: {info} is wrong about the weight of its block"
             if not 1 <= info.block_steps <= case.accumulation:
                 yield f"rank {rank}: {info} has a block of the wrong size"
-
-
-def write_verdicts(framework: str, verdicts: Sequence[Verdict]) -> None:
-    """Keep them for the table, in place of the framework's earlier ones."""
-    VERDICTS.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(asdict(verdict)) + "\n" for verdict in verdicts]
-    (VERDICTS / f"{framework.lower().replace(' ', '-')}.jsonl").write_text("".join(lines))
-
-
-def read_verdicts(folder: Path = VERDICTS) -> list[Verdict]:
-    """All that were kept."""
-    return [
-        Verdict(**json.loads(line))
-        for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-
-
-def table(verdicts: Sequence[Verdict]) -> str:
-    """One row for each framework: the worst of its cases."""
-    rows = [
-        "| framework | version | on CPU here | A | largest difference f32 / f64 | steps equal "
-        "| samples once | extra lines | naive is off by |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name in dict.fromkeys(verdict.framework for verdict in verdicts):
-        own = [verdict for verdict in verdicts if verdict.framework == name]
-        naive = [v.naive_difference for v in own if v.naive_difference is not None]
-        rows.append(
-            f"| {name} | {own[0].version} | {own[0].runs_on_cpu} "
-            f"| {', '.join(map(str, sorted({v.accumulation for v in own})))} "
-            f"| {_worst(own, 'float32')} / {_worst(own, 'float64')} "
-            f"| {_yes(v.steps_equal for v in own)} | {_yes(v.samples_once for v in own)} "
-            f"| {own[0].extra_lines} | {f'{min(naive):.1e}' if naive else '-'} |"
-        )
-    return "\n".join(rows)
-
-
-def _worst(verdicts: Sequence[Verdict], dtype: str) -> str:
-    found = [verdict.max_difference for verdict in verdicts if verdict.dtype == dtype]
-    return f"{max(found):.1e}" if found else "-"
-
-
-def _yes(values: Iterable[bool]) -> str:
-    return "yes" if all(values) else "NO"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(table(read_verdicts()) + "\n")

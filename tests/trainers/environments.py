@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.trainers.conformance import VERDICTS, Verdict, read_verdicts
+from tests.trainers.verdicts import VERDICTS, Verdict, read_verdicts, summaries
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -161,29 +161,25 @@ def verdict_table(verdicts: Sequence[Verdict]) -> tuple[Table, list[str]]:
         "extra lines",
     ):
         table.add_column(heading)
-    names = sorted({verdict.framework for verdict in verdicts}, key=str.lower)
-    own_of = {name: [v for v in verdicts if v.framework == name] for name in names}
-    notes = list(dict.fromkeys(own[0].runs_on_cpu for own in own_of.values()))
-    notes = [note for note in notes if note != "yes"]
-    for name, own in own_of.items():
-        naive = [v.naive_difference for v in own if v.naive_difference is not None]
-        on_cpu = own[0].runs_on_cpu
+    rows = sorted(summaries(verdicts), key=lambda row: row.framework.lower())
+    notes = [note for note in dict.fromkeys(row.runs_on_cpu for row in rows) if note != "yes"]
+    for row in rows:
         table.add_row(
-            name,
-            own[0].version,
-            "yes" if on_cpu == "yes" else f"note {notes.index(on_cpu) + 1}",
-            ", ".join(map(str, sorted({verdict.accumulation for verdict in own}))),
-            f"{max(verdict.max_difference for verdict in own):.1e}",
-            _yes(verdict.steps_equal for verdict in own),
-            _yes(verdict.samples_once for verdict in own),
-            f"{max(naive):.1e}" if naive else "-",
-            str(own[0].extra_lines),
+            row.framework,
+            row.version,
+            "yes" if row.runs_on_cpu == "yes" else f"note {notes.index(row.runs_on_cpu) + 1}",
+            row.accumulations,
+            row.off_by,
+            _yes(row.steps_equal),
+            _yes(row.samples_once),
+            row.naive,
+            str(row.extra_lines),
         )
     return table, notes
 
 
-def _yes(values: Iterator[bool]) -> str:
-    return "[green]yes[/green]" if all(values) else "[red]NO[/red]"
+def _yes(holds: bool) -> str:
+    return "[green]yes[/green]" if holds else "[red]NO[/red]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

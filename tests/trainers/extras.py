@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import odb
+from odb.info import ODBStepInfo
 from tests.trainers import conformance as c
 
 MAX_NORM = 0.3
@@ -29,20 +29,10 @@ def reference(
     max_norm: float | None = None,
     schedule: Callable[[int], float] = lambda _: 1.0,
 ) -> dict[str, Tensor]:
-    """One process that takes the mean over all label tokens of each block, as
-    `conformance.reference`. schedule: the factor of the learning rate at each step."""
-    model = make_model(case.dtype).train()
-    optimizer = c.make_optimizer(model.parameters())
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-    collate, dataset = odb.PadCollate(), c.make_dataset()
-    for samples in c.blocks_of([result.infos for result in results]).values():
-        optimizer.zero_grad()
-        model(**collate([dataset[i] for i in samples]))["loss"].backward()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        optimizer.step()
-        scheduler.step()
-    return full_names(model)
+    """As `conformance.reference`, with other models, clipping and a schedule (see
+    `conformance.trained`)."""
+    infos = [result.infos for result in results]
+    return full_names(c.trained(replace(case, clip_norm=max_norm), infos, make_model, schedule))
 
 
 def full_names(model: Any) -> dict[str, Tensor]:
@@ -97,27 +87,9 @@ def rows() -> list[dict[str, list[int]]]:
     return [{k: v.tolist() for k, v in dataset[i].items()} for i in range(len(dataset))]
 
 
-def judge_llama(
-    subject: c.Subject,
-    case: c.Case,
-    results: Sequence[c.RankResult],
-    naive: Sequence[c.RankResult] | None = None,
-) -> c.Verdict:
-    """As `conformance.judge`, for ranks that trained the tiny Llama."""
-    verdict = c.measure(subject, case, results)
-    problems = [text for text in verdict.problems if not text.startswith("parameters are off")]
-    largest = difference(results, reference(case, results, make_llama))
-    if largest > c.TOLERANCE[case.dtype]:
-        problems.append(f"parameters are off by {largest:.2e}")
-    off = None if naive is None else difference(naive, reference(case, naive, make_llama))
-    if off is not None and off < c.CLEARLY_WRONG:
-        problems.append(f"the naive arm is off by {off:.2e} only: it shows nothing")
-    verdict = replace(
-        verdict, max_difference=largest, naive_difference=off, problems=tuple(problems)
-    )
-    if problems:
-        raise c.NonconformingError(verdict)
-    return verdict
+def of_llama(case: c.Case, ranks: Sequence[Sequence[ODBStepInfo]]) -> dict[str, Tensor]:
+    """The `reference` of a `conformance.Subject` whose ranks train the tiny Llama."""
+    return full_names(c.trained(case, ranks, make_llama))
 
 
 def conformance_loader(

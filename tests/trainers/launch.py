@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from odb.testing import run_ranks
+from tests.test_examples import torchrun
 
 ROOT = Path(__file__).parents[2]
 
 
 def run_example(name: str, **variables: str) -> str:
-    """What an example prints on two ranks, started as its first lines say."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(ROOT / "examples" / name)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    """What an example that uses Hugging Face's libraries prints on two ranks."""
+    return torchrun(name, timeout=180, HF_HUB_OFFLINE="1", **variables)
 
 
 def run_as_torchrun(fn: Callable[..., Any], *args: Any, timeout: float, ranks: int = 2) -> Any:

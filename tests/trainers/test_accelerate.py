@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 import odb
 from odb.integrations.mesh import Layout
+from tests.trainers import checks, extras
 from tests.trainers import conformance as c
-from tests.trainers import extras
 from tests.trainers.launch import run_as_torchrun, run_example
 
 pytest.importorskip("accelerate", reason="the extra 'accelerate' is not installed")
@@ -181,14 +181,15 @@ def test_conformance(ranks: Any) -> None:
     import accelerate
 
     subject = c.Subject("Accelerate", accelerate.__version__, extra_lines=3)
-    verdicts = []
-    for number, case in enumerate(c.CASES):
-        results, naive = ([rank[0][number][arm].result for rank in ranks] for arm in (0, 1))
-        verdicts.append(c.judge(subject, case, results, naive=naive))
-        for rank in ranks:
-            outcome = rank[0][number][0]
-            assert outcome.scheduler_steps == outcome.result.optimizer_steps
-    c.write_verdicts("Accelerate", verdicts)
+    arms = [dict(zip(c.CASES, rank[0], strict=True)) for rank in ranks]
+    checks.conform(
+        subject,
+        c.CASES,
+        exact=lambda case: [arm[case][0].result for arm in arms],
+        naive=lambda case: [arm[case][1].result for arm in arms],
+    )
+    for outcome, _ in (pair for arm in arms for pair in arm.values()):
+        assert outcome.scheduler_steps == outcome.result.optimizer_steps
 
 
 def test_the_naive_scheduler_steps_twice(ranks: Any) -> None:

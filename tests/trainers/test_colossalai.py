@@ -21,8 +21,9 @@ import odb
 from odb.integrations.base import version_of
 from odb.testing import run_ranks
 from tests.test_examples import torchrun
+from tests.trainers import checks
 from tests.trainers import conformance as suite
-from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject
+from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject, said
 
 WAYS = ("TorchDDP", "LowLevelZero 1", "LowLevelZero 2")
 CLIPPED = Case(3, clip_norm=0.05)
@@ -110,14 +111,6 @@ def train_naively(rank: int, way: str, case: Case) -> RankResult:
     return RankResult(suite.parameters_of(model.unwrap()), counter.steps, loader.infos)
 
 
-def said(attempt: Any) -> str:
-    try:
-        attempt()
-    except odb.IntegrationError as error:
-        return str(error)
-    return "no error"
-
-
 def misuse(rank: int) -> list[tuple[str, str]]:
     """What was said, and what should be in it."""
     from colossalai.booster import Booster
@@ -197,37 +190,29 @@ def subject(way: str) -> Subject:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_plugin_conforms(ranks: list[dict[str, Any]], way: str) -> None:
     """Promise: exact-gradient. Counts of steps and samples are checked on the ranks."""
-    verdicts = []
-    for case in FLOAT32_CASES:
-        exact, naive = ([rank[how][way, case] for rank in ranks] for how in ("exact", "naive"))
-        verdicts.append(suite.judge(subject(way), case, exact, naive=naive))
-    suite.write_verdicts(subject(way).framework, verdicts)
+    checks.conform(
+        subject(way),
+        FLOAT32_CASES,
+        exact=lambda case: [rank["exact"][way, case] for rank in ranks],
+        naive=lambda case: [rank["naive"][way, case] for rank in ranks],
+    )
 
 
 @needs_colossalai
 @pytest.mark.parametrize("way", WAYS)
 def test_clipping_sees_the_exact_gradient(ranks: list[dict[str, Any]], way: str) -> None:
-    results = [rank["clipped"][way] for rank in ranks]
-    suite.judge(subject(way), CLIPPED, results)
-    unclipped = suite.reference(Case(3), [result.infos for result in results])
-    assert suite.largest_difference(results[0].parameters, unclipped) > 1e-2
+    checks.clips(subject(way), CLIPPED, [rank["clipped"][way] for rank in ranks])
 
 
 @needs_colossalai
 @pytest.mark.parametrize("way", WAYS[1:])
 def test_bf16_is_close(ranks: list[dict[str, Any]], way: str) -> None:
-    results = [rank["bf16"][way] for rank in ranks]
-    expected = suite.reference(Case(3), [result.infos for result in results])
-    gaps = [suite.largest_difference(result.parameters, expected) for result in results]
-    assert gaps[0] == gaps[1]
-    assert 1e-6 < gaps[0] < 1e-2
+    checks.is_close(Case(3), [rank["bf16"][way] for rank in ranks], most=1e-2)
 
 
 @needs_colossalai
 def test_misuse_is_told_apart(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for words, expected in rank["misuse"]:
-            assert expected in words
+    checks.is_said(ranks)
 
 
 @needs_colossalai

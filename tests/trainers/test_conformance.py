@@ -18,6 +18,7 @@ import odb
 from odb.info import ODBStepInfo
 from odb.testing import run_ranks
 from tests.trainers import conformance as suite
+from tests.trainers import verdicts
 from tests.trainers.conformance import Case, RankResult, Subject
 
 Step = tuple[Any, ODBStepInfo]
@@ -201,14 +202,14 @@ def test_judge_raises_and_a_naive_arm_must_show_something() -> None:
 
 
 def test_verdicts_are_kept_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "VERDICTS", tmp_path)
+    monkeypatch.setattr(verdicts, "VERDICTS", tmp_path)
     case = Case(3)
     good = suite.judge(PLAYED, case, play(case), naive=play(case, scale=lambda info: 1.0))
     bad = replace(good, dtype="float64", steps_equal=False, samples_once=False)
-    suite.write_verdicts("Played Here", [good, bad])
-    kept = suite.read_verdicts(tmp_path)
+    verdicts.write_verdicts("Played Here", [good, bad])
+    kept = verdicts.read_verdicts(tmp_path)
     assert [v.max_difference for v in kept] == [good.max_difference, bad.max_difference]
-    row = suite.table(kept).splitlines()[-1]
+    row = verdicts.table(kept).splitlines()[-1]
     assert row.startswith(f"| played in one process | {torch.__version__} | yes | 3 |")
     assert "| NO | NO | 2 |" in row
 

@@ -23,8 +23,9 @@ import odb
 from odb.integrations.base import version_of
 from odb.testing import run_ranks
 from tests.test_examples import torchrun
+from tests.trainers import checks
 from tests.trainers import conformance as suite
-from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject
+from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject, said
 
 STAGES = (0, 1, 2, 3)
 CLIPPED = Case(3, clip_norm=0.05)
@@ -127,14 +128,6 @@ def evaluate(rank: int) -> tuple[float, float]:
     whole = odb.PadCollate()([dataset[i] for i in range(len(dataset))])
     expected = suite.make_model()(**whole)["loss"].item()
     return (total[0] / total[1]).item(), expected
-
-
-def said(attempt: Any) -> str:
-    try:
-        attempt()
-    except odb.IntegrationError as error:
-        return str(error)
-    return "no error"
 
 
 def misuse(rank: int) -> list[tuple[str, str]]:
@@ -268,20 +261,18 @@ def subject(stage: int) -> Subject:
 def test_every_stage_conforms(ranks: list[dict[str, Any]], stage: int) -> None:
     """Promise: exact-gradient. Counts of steps and samples are checked on the ranks. DeepSpeed
     reduces no float64."""
-    verdicts = []
-    for case in FLOAT32_CASES:
-        exact, naive = ([rank[how][stage, case] for rank in ranks] for how in ("exact", "naive"))
-        verdicts.append(suite.judge(subject(stage), case, exact, naive=naive))
-    suite.write_verdicts(subject(stage).framework, verdicts)
+    checks.conform(
+        subject(stage),
+        FLOAT32_CASES,
+        exact=lambda case: [rank["exact"][stage, case] for rank in ranks],
+        naive=lambda case: [rank["naive"][stage, case] for rank in ranks],
+    )
 
 
 @needs_deepspeed
 @pytest.mark.parametrize("stage", STAGES)
 def test_clipping_sees_the_exact_gradient(ranks: list[dict[str, Any]], stage: int) -> None:
-    results = [rank["clipped"][stage] for rank in ranks]
-    suite.judge(subject(stage), CLIPPED, results)
-    unclipped = suite.reference(Case(3), [result.infos for result in results])
-    assert suite.largest_difference(results[0].parameters, unclipped) > 1e-2
+    checks.clips(subject(stage), CLIPPED, [rank["clipped"][stage] for rank in ranks])
 
 
 @needs_deepspeed
@@ -292,11 +283,7 @@ def test_prescaling_changes_nothing(ranks: list[dict[str, Any]]) -> None:
 @needs_deepspeed
 @pytest.mark.parametrize("number", range(len(LOW_PRECISION)))
 def test_low_precision_is_close(ranks: list[dict[str, Any]], number: int) -> None:
-    results = [rank["low"][number] for rank in ranks]
-    expected = suite.reference(Case(3), [result.infos for result in results])
-    gaps = [suite.largest_difference(result.parameters, expected) for result in results]
-    assert gaps[0] == gaps[1]
-    assert 1e-6 < gaps[0] < 1e-2
+    checks.is_close(Case(3), [rank["low"][number] for rank in ranks], most=1e-2)
 
 
 @needs_deepspeed
@@ -321,9 +308,7 @@ def test_evaluation_gives_the_mean_over_all_ranks(ranks: list[dict[str, Any]]) -
 
 @needs_deepspeed
 def test_misuse_is_told_apart(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for words, expected in rank["misuse"]:
-            assert expected in words
+    checks.is_said(ranks)
 
 
 @needs_deepspeed

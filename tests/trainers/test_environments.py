@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from tests.trainers import environments
-from tests.trainers.conformance import Verdict
 from tests.trainers.environments import SEPARATE, Environment, InstallError
+from tests.trainers.verdicts import Verdict
 
 VERDICT = Verdict(
     framework="some framework",

@@ -22,8 +22,9 @@ from odb.integrations.base import version_of
 from odb.integrations.progress import Progress
 from odb.testing import run_ranks
 from tests.test_examples import torchrun
+from tests.trainers import checks
 from tests.trainers import conformance as suite
-from tests.trainers.conformance import CASES, Case, RankResult, Subject
+from tests.trainers.conformance import CASES, Case, RankResult, Subject, said
 
 WAYS = ("OSS and DDP", "ShardedDDP", "ShardedDDP without buffers")
 CLIPPED = Case(3, clip_norm=0.05)
@@ -100,14 +101,6 @@ def train_to_a_limit(rank: int) -> tuple[int, int, int]:
             loop.step()
     loader.close()
     return counter.steps, loop.progress.steps, progress.samples
-
-
-def said(attempt: Any) -> str:
-    try:
-        attempt()
-    except odb.IntegrationError as error:
-        return str(error)
-    return "no error"
 
 
 def misuse(rank: int) -> list[tuple[str, str]]:
@@ -201,36 +194,30 @@ def subject(way: str) -> Subject:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_conforms(ranks: list[dict[str, Any]], way: str) -> None:
     """Promise: exact-gradient. Counts of steps and samples are checked on the ranks."""
-    verdicts = []
-    for case in CASES:
-        exact, naive = ([rank[how][way, case] for rank in ranks] for how in ("exact", "naive"))
-        verdicts.append(suite.judge(subject(way), case, exact, naive=naive))
-    suite.write_verdicts(subject(way).framework, verdicts)
+    checks.conform(
+        subject(way),
+        CASES,
+        exact=lambda case: [rank["exact"][way, case] for rank in ranks],
+        naive=lambda case: [rank["naive"][way, case] for rank in ranks],
+    )
 
 
 @needs_fairscale
 @pytest.mark.parametrize("way", WAYS)
 def test_clipping_is_over_all_shards(ranks: list[dict[str, Any]], way: str) -> None:
-    results = [rank["clipped"][way] for rank in ranks]
-    suite.judge(subject(way), CLIPPED, results)
-    unclipped = suite.reference(Case(3), [result.infos for result in results])
-    assert suite.largest_difference(results[0].parameters, unclipped) > 1e-2
+    checks.clips(subject(way), CLIPPED, [rank["clipped"][way] for rank in ranks])
 
 
 @needs_fairscale
 @pytest.mark.parametrize("way", WAYS)
 def test_mixed_precision_is_close(ranks: list[dict[str, Any]], way: str) -> None:
-    results = [rank["bf16"][way] for rank in ranks]
-    expected = suite.reference(Case(3), [result.infos for result in results])
-    gaps = [suite.largest_difference(result.parameters, expected) for result in results]
-    assert gaps[0] == gaps[1]
-    assert 1e-6 < gaps[0] < 5e-3
+    checks.is_close(Case(3), [rank["bf16"][way] for rank in ranks], most=5e-3)
 
 
 @needs_fairscale
 def test_the_optimizers_zero_grad_is_silently_wrong(ranks: list[dict[str, Any]]) -> None:
     """What the loop saves its users from."""
-    gap = suite.naive_difference_of(Case(), [rank["trap"] for rank in ranks])
+    gap = suite.difference_of(subject("ShardedDDP"), Case(), [rank["trap"] for rank in ranks])
     assert gap > 1e-2
 
 
@@ -247,9 +234,7 @@ def test_a_limit_ends_training_on_all_ranks_at_the_end_of_a_block(
 
 @needs_fairscale
 def test_misuse_is_told_apart(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for words, expected in rank["misuse"]:
-            assert expected in words
+    checks.is_said(ranks)
 
 
 @needs_fairscale

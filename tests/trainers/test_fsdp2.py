@@ -16,6 +16,7 @@ import odb
 from odb.integrations import fsdp2
 from odb.testing import run_ranks
 from tests.test_examples import torchrun
+from tests.trainers import checks
 from tests.trainers import conformance as suite
 from tests.trainers.conformance import Case, RankResult, Subject
 
@@ -60,12 +61,12 @@ def train(rank: int, case: Case, mesh: DeviceMesh, how: str = "exact") -> RankRe
     return RankResult(suite.parameters_of(model), counter.steps, loader.infos)
 
 
-def train_all(rank: int, world_size: int) -> dict[str, list[RankResult]]:
+def train_all(rank: int, world_size: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2,))
     hybrid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     return {
-        "exact": [train(rank, case, mesh) for case in suite.CASES],
-        "naive": [train(rank, case, mesh, "naive") for case in suite.CASES],
+        "exact": {case: train(rank, case, mesh) for case in suite.CASES},
+        "naive": {case: train(rank, case, mesh, "naive") for case in suite.CASES},
         "clipped": [train(rank, CLIPPED, mesh)],
         "every step": [train(rank, Case(3), mesh, "every step")],
         "hybrid": [train(rank, Case(3), hybrid)],
@@ -76,12 +77,12 @@ def train_all(rank: int, world_size: int) -> dict[str, list[RankResult]]:
 def test_fsdp2_conforms() -> None:
     """Promise: exact-gradient, with and without accumulation, clipping and mixed precision."""
     ranks = run_ranks(train_all, 2, start_method="fork", timeout=120)
-    verdicts = []
-    for number, case in enumerate(suite.CASES):
-        results = [rank["exact"][number] for rank in ranks]
-        naive = [rank["naive"][number] for rank in ranks]
-        verdicts.append(suite.judge(SUBJECT, case, results, naive=naive))
-    suite.write_verdicts("FSDP2", verdicts)
+    checks.conform(
+        SUBJECT,
+        suite.CASES,
+        exact=lambda case: [rank["exact"][case] for rank in ranks],
+        naive=lambda case: [rank["naive"][case] for rank in ranks],
+    )
     suite.judge(SUBJECT, CLIPPED, [rank["clipped"][0] for rank in ranks])
     suite.judge(SUBJECT, Case(3), [rank["every step"][0] for rank in ranks])
     suite.judge(SUBJECT, Case(3), [rank["hybrid"][0] for rank in ranks])

@@ -11,8 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 import odb
+from tests.trainers import checks, extras
 from tests.trainers import conformance as c
-from tests.trainers import extras
 from tests.trainers.launch import run_as_torchrun, run_example
 
 pytest.importorskip("transformers", reason="the extra 'huggingface' is not installed")
@@ -194,11 +194,12 @@ def test_conformance(ranks: Any) -> None:
     import transformers
 
     subject = c.Subject("HF Trainer", transformers.__version__, extra_lines=3)
-    verdicts = []
-    for case in c.CASES:
-        results, naive = ([rank[case][arm].result for rank in ranks] for arm in (0, 1))
-        verdicts.append(c.judge(subject, case, results, naive=naive))
-    c.write_verdicts("HF Trainer", verdicts)
+    checks.conform(
+        subject,
+        c.CASES,
+        exact=lambda case: [rank[case][0].result for rank in ranks],
+        naive=lambda case: [rank[case][1].result for rank in ranks],
+    )
 
 
 def test_the_logged_loss_is_the_mean_over_the_label_tokens_of_the_block(ranks: Any) -> None:

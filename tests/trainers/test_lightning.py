@@ -10,8 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import odb
+from tests.trainers import checks, extras
 from tests.trainers import conformance as c
-from tests.trainers import extras
 from tests.trainers.launch import run_as_torchrun, run_example
 
 pytest.importorskip("lightning.pytorch", reason="the extra 'lightning' is not installed")
@@ -220,11 +220,13 @@ def test_conformance(ranks: Any) -> None:
     import lightning
 
     subject = c.Subject("Lightning", lightning.__version__, extra_lines=4)
-    verdicts = []
-    for number, case in enumerate(c.CASES):
-        results, naive = ([rank[0][number][arm].result for rank in ranks] for arm in (0, 1))
-        verdicts.append(c.judge(subject, case, results, naive=naive))
-    c.write_verdicts("Lightning", verdicts)
+    arms = [dict(zip(c.CASES, rank[0], strict=True)) for rank in ranks]
+    checks.conform(
+        subject,
+        c.CASES,
+        exact=lambda case: [arm[case][0].result for arm in arms],
+        naive=lambda case: [arm[case][1].result for arm in arms],
+    )
 
 
 def test_counts_and_the_logged_loss(ranks: Any) -> None:

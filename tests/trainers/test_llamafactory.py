@@ -14,8 +14,8 @@ import pytest
 
 import odb
 from odb.info import STEP_INFO_KEY
+from tests.trainers import checks, extras
 from tests.trainers import conformance as c
-from tests.trainers import extras
 from tests.trainers.launch import ROOT, run_as_torchrun, run_example
 
 pytest.importorskip(
@@ -154,14 +154,15 @@ def test_conformance(runs: Any) -> None:
     """In float32: the model computes its norms and its loss in no other precision."""
     from odb.integrations.base import version_of
 
-    subject = c.Subject("LLaMA-Factory", version_of("llamafactory"), extra_lines=2)
-    verdicts = []
-    for case in c.FLOAT32_CASES:
-        results, naive = (
-            [outcome.result for outcome, _ in runs[case, way]] for way in (False, True)
-        )
-        verdicts.append(extras.judge_llama(subject, case, results, naive))
-    c.write_verdicts("LLaMA-Factory", verdicts)
+    subject = c.Subject(
+        "LLaMA-Factory", version_of("llamafactory"), extra_lines=2, reference=extras.of_llama
+    )
+    checks.conform(
+        subject,
+        c.FLOAT32_CASES,
+        exact=lambda case: [outcome.result for outcome, _ in runs[case, False]],
+        naive=lambda case: [outcome.result for outcome, _ in runs[case, True]],
+    )
 
 
 def test_counts_and_saving(runs: Any) -> None:

@@ -19,8 +19,9 @@ import odb
 from odb.integrations.base import version_of
 from odb.testing import run_ranks
 from tests.test_examples import torchrun
+from tests.trainers import checks
 from tests.trainers import conformance as suite
-from tests.trainers.conformance import CASES, FLOAT32_CASES, Case, RankResult, Subject
+from tests.trainers.conformance import CASES, FLOAT32_CASES, Case, RankResult, Subject, said
 from tests.trainers.cpu_shim import cuda_means_cpu
 
 CLIPPED = Case(3, clip_norm=0.05)
@@ -165,14 +166,6 @@ def train_naively(rank: int, case: Case) -> RankResult:
     return RankResult(suite.parameters_of(model.module), counter.steps, loader.infos)
 
 
-def said(attempt: Any) -> str:
-    try:
-        attempt()
-    except odb.IntegrationError as error:
-        return str(error)
-    return "no error"
-
-
 def misuse(rank: int) -> list[tuple[str, str]]:
     """What was said, and what should be in it. Both ranks do the same."""
     from odb.integrations.megatron import MegatronBlocks, check_config
@@ -276,30 +269,24 @@ def subject(way: str) -> Subject:
 def test_both_normalizations_conform(ranks: list[dict[str, Any]], way: str) -> None:
     """Promise: exact-gradient. Megatron's own division is in float32, also for float64 models, so
     that per-token loss is compared in float32 only."""
-    verdicts = []
-    for case in ranks[0][way]:
-        exact, naive = ([rank[how][case] for rank in ranks] for how in (way, "naive"))
-        verdicts.append(suite.judge(subject(way), case, exact, naive=naive))
-    suite.write_verdicts(subject(way).framework, verdicts)
+    checks.conform(
+        subject(way),
+        ranks[0][way],
+        exact=lambda case: [rank[way][case] for rank in ranks],
+        naive=lambda case: [rank["naive"][case] for rank in ranks],
+    )
 
 
 @needs_megatron
 @pytest.mark.parametrize("way", [SCALED, PER_TOKEN])
 def test_clipping_sees_the_exact_gradient(ranks: list[dict[str, Any]], way: str) -> None:
-    results = [rank["clipped"][way] for rank in ranks]
-    suite.judge(subject(way), CLIPPED, results)
-    unclipped = suite.reference(Case(3), [result.infos for result in results])
-    assert suite.largest_difference(results[0].parameters, unclipped) > 1e-2
+    checks.clips(subject(way), CLIPPED, [rank["clipped"][way] for rank in ranks])
 
 
 @needs_megatron
 @pytest.mark.parametrize("way", [SCALED, PER_TOKEN])
 def test_mixed_precision_is_close(ranks: list[dict[str, Any]], way: str) -> None:
-    results = [rank["bf16"][way] for rank in ranks]
-    expected = suite.reference(Case(3), [result.infos for result in results])
-    gaps = [suite.largest_difference(result.parameters, expected) for result in results]
-    assert gaps[0] == gaps[1]
-    assert 1e-6 < gaps[0] < 5e-3
+    checks.is_close(Case(3), [rank["bf16"][way] for rank in ranks], most=5e-3)
 
 
 @needs_megatron
@@ -314,9 +301,7 @@ def test_the_distributed_optimizer_takes_the_same_steps(ranks: list[dict[str, An
 
 @needs_megatron
 def test_misuse_is_told_apart(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for words, expected in rank["misuse"]:
-            assert expected in words
+    checks.is_said(ranks)
 
 
 @needs_megatron

@@ -15,6 +15,7 @@ from tests.trainers import conformance as suite
 from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject
 from tests.trainers.cpu_shim import cuda_means_cpu
 from tests.trainers.test_megatron import PER_TOKEN, SCALED, SHIM, needs_megatron, said
+from tests.trainers.verdicts import write_verdicts
 
 
 def build_stage(way: str) -> Any:
@@ -153,5 +154,5 @@ def test_pipelines_see_the_same_batches_and_conform() -> None:
             suite.judge(stages, case, [rank[way][case] for rank in ranks], members=2)
             for case in FLOAT32_CASES
         ]
-        suite.write_verdicts(name, verdicts)
+        write_verdicts(name, verdicts)
     assert all("mesh.Layout.of_groups" in rank["bare loader"] for rank in ranks)

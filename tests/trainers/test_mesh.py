@@ -30,6 +30,7 @@ from odb.testing import run_ranks
 from tests.test_examples import torchrun
 from tests.trainers import conformance as suite
 from tests.trainers.conformance import Case, RankResult, Subject
+from tests.trainers.verdicts import write_verdicts
 
 SUBJECT = Subject("mesh (FSDP2 x tensor parallel)", torch.__version__, extra_lines=5)
 MEMBERS = 2
@@ -94,7 +95,7 @@ def test_a_tensor_parallel_model_conforms() -> None:
         results = [rank["loader"][number] for rank in ranks]
         naive = [rank["naive"][0] for rank in ranks] if case == Case(3) else None
         verdicts.append(suite.judge(SUBJECT, case, results, naive=naive, members=MEMBERS))
-    suite.write_verdicts("mesh", verdicts)
+    write_verdicts("mesh", verdicts)
 
 
 # ---------------------------------------------------------------- batches

@@ -22,8 +22,9 @@ import odb
 from odb.integrations.base import version_of
 from odb.testing import run_ranks
 from tests.test_examples import torchrun
+from tests.trainers import checks
 from tests.trainers import conformance as suite
-from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject
+from tests.trainers.conformance import FLOAT32_CASES, Case, RankResult, Subject, said
 
 CONTRACT = (
     "its trainer needs Triton: base class, config and loss are its own, the loop is the test's"
@@ -127,14 +128,6 @@ def resumed(rank: int) -> bool:
     return len(states) > 5
 
 
-def said(attempt: Any) -> str:
-    try:
-        attempt()
-    except odb.IntegrationError as error:
-        return str(error)
-    return "no error"
-
-
 def misuse(rank: int) -> list[tuple[str, str]]:
     """What was said, and what should be in it."""
     own = [dist.new_group([0]), dist.new_group([1])][rank]
@@ -199,11 +192,12 @@ def ranks() -> list[dict[str, Any]]:
 def test_it_conforms(ranks: list[dict[str, Any]]) -> None:
     """Promise: exact-gradient, by torchtitan's own normalization. Its loss computes in float32."""
     subject = Subject("torchtitan", version_of("torchtitan"), CONTRACT, extra_lines=3)
-    verdicts = []
-    for case in FLOAT32_CASES:
-        exact, naive = ([rank[how][case] for rank in ranks] for how in ("exact", "naive"))
-        verdicts.append(suite.judge(subject, case, exact, naive=naive))
-    suite.write_verdicts(subject.framework, verdicts)
+    checks.conform(
+        subject,
+        FLOAT32_CASES,
+        exact=lambda case: [rank["exact"][case] for rank in ranks],
+        naive=lambda case: [rank["naive"][case] for rank in ranks],
+    )
 
 
 @needs_torchtitan
@@ -219,9 +213,7 @@ def test_positions_count_from_the_start_of_each_row(ranks: list[dict[str, Any]])
 
 @needs_torchtitan
 def test_misuse_is_told_apart(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for words, expected in rank["misuse"]:
-            assert expected in words
+    checks.is_said(ranks)
 
 
 @needs_torchtitan

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import odb
+from tests.trainers import checks, extras
 from tests.trainers import conformance as c
-from tests.trainers import extras
 from tests.trainers.launch import run_as_torchrun, run_example
 
 pytest.importorskip("trl", reason="the extra 'trl' is not installed")
@@ -112,15 +112,18 @@ def test_conformance(tmp_path: Path) -> None:
     import trl
 
     ranks = run_as_torchrun(train_all, str(tmp_path), timeout=200)
-    subject = c.Subject("TRL SFTTrainer", trl.__version__, extra_lines=3)
-    verdicts = []
-    for number, case in enumerate(c.FLOAT32_CASES):
-        results, naive = ([rank[number][arm].result for rank in ranks] for arm in (0, 1))
-        verdicts.append(extras.judge_llama(subject, case, results, naive))
-        trained = [entry for entry in ranks[0][number][0].log if "loss" in entry]
+    subject = c.Subject("TRL SFTTrainer", trl.__version__, extra_lines=3, reference=extras.of_llama)
+    arms = [dict(zip(c.FLOAT32_CASES, rank, strict=True)) for rank in ranks]
+    checks.conform(
+        subject,
+        c.FLOAT32_CASES,
+        exact=lambda case: [arm[case][0].result for arm in arms],
+        naive=lambda case: [arm[case][1].result for arm in arms],
+    )
+    for outcome, _ in arms[0].values():
+        trained = [entry for entry in outcome.log if "loss" in entry]
         assert trained[-1]["samples_seen"] == 2 * len(extras.rows())
         assert {"entropy", "mean_token_accuracy", "num_tokens"} <= set(trained[-1])
-    c.write_verdicts("TRL SFTTrainer", verdicts)
 
 
 @pytest.mark.parametrize(
