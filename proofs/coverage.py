@@ -77,7 +77,10 @@ COVERAGE: Mapping[str, Coverage] = {
     ),
     "exact-gradient": Coverage(
         ("exact-gradient",),
-        (f"{LOADER}::test_ddp_training_equals_one_process_with_the_global_token_mean",),
+        (
+            f"{LOADER}::test_ddp_training_equals_one_process_with_the_global_token_mean",
+            "tests/test_blocks.py::test_the_scales_of_a_block_add_up_to_one_mean",
+        ),
         "rounding, and trainers that average otherwise than over all ranks",
     ),
     "determinism": Coverage(

@@ -364,7 +364,10 @@ THEOREM = Theorem(
     assumes=(
         "Grouping, aligning, the draw, the quota and the target keep what is said of them "
         "(budget, alignment-succeeds, partition, quota-closure, target-envelope; the draw is "
-        "tested); any that do are put in their place. Samples arrive one or two at a time."
+        "tested), and blocks what exact-gradient says; any that do are put in their place. A block "
+        "begins or ends at the step of x, or where its round does. A tally bounds what the rank's "
+        "own report has said, and all ranks hold back as many steps (step-alignment). Samples "
+        "arrive one or two at a time."
     ),
     reasoning=(
         "An arbitrary sample x is followed; everything else in the rank's hands is so many other "
