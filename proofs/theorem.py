@@ -7,7 +7,7 @@ from types import ModuleType
 
 from model_check.paths import Engine
 from model_check.prover import Obligation, Prover
-from proofs import conduct, machine
+from proofs import conduct, invariant, machine
 from spec import (
     alignment,
     blocks,
@@ -55,7 +55,15 @@ SPEC_MODULES: tuple[ModuleType, ...] = (
 )
 """Where the functions live that the theorems are about."""
 
-OTHER_MODULES: tuple[ModuleType, ...] = (machine, conduct, rules, machines, enabled, world)
+OTHER_MODULES: tuple[ModuleType, ...] = (
+    machine,
+    conduct,
+    invariant,
+    rules,
+    machines,
+    enabled,
+    world,
+)
 """Where what stands in for them lives, and the changed ones."""
 
 

@@ -25,7 +25,7 @@ from model_check.profiles import Case, for_mutants
 from model_check.prover import OUTSIDE, Obligation, Parts, Proof, Prover, Source, both
 from model_check.symbolic import NeedsConcrete, SymInt
 from proofs import ledger
-from proofs.ledger import sound
+from proofs.invariant import sound
 from proofs.machine import ANY_INPUT, ANY_TRAINER, POSSIBLE, Machine, Situation
 from proofs.theorem import prover
 from spec.messages import Closed, Step
