@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from odb.equip import EquippedDataLoader
 from odb.errors import IntegrationError
 from odb.info import STEP_INFO_KEY, ODBStepInfo, attach_step_info
 from odb.integrations.base import AroundLoader, check_exact, check_idles, check_loader, require
+from odb.integrations.deepspeed import check_driven, count_samples
 from odb.integrations.sharing import SharedLoader
 from odb.loader import ODBDataLoader
 
@@ -45,7 +45,8 @@ class AccelerateLoader(DataLoaderStateMixin, AroundLoader):  # type: ignore[misc
     divides by that.
 
     While it is iterated it is the accelerator's active data loader, whose `end_of_dataloader` is
-    true at the last step of each block. `accelerator.accumulate` ends its window there.
+    true at the last step of each block. `accelerator.accumulate` ends its window there, and with
+    DeepSpeed `accelerator.backward` takes the optimizer's step.
     """
 
     def __init__(self, accelerator: Accelerator, loader: ODBDataLoader) -> None:
@@ -74,11 +75,18 @@ class AccelerateLoader(DataLoaderStateMixin, AroundLoader):  # type: ignore[misc
 
         Raises IntegrationError if `gradient_accumulation_steps` is not (any more) the loader's
         `accumulation_steps`, if the last epoch was left within a block, or if a step was taken
-        outside of `accelerator.accumulate`.
+        outside of `accelerator.accumulate`; and with DeepSpeed for an engine that would train
+        otherwise (see `odb.integrations.deepspeed.check_engine`).
         """
         accelerator = self._accelerator
         accumulation = accelerator.gradient_accumulation_steps
         _check_loader(accelerator, self.loader)
+        engine = _engine_of(accelerator)
+        if engine is None and accelerator.distributed_type == DistributedType.DEEPSPEED:
+            raise IntegrationError(
+                "with DeepSpeed prepare the model before the loader is iterated, as its engine "
+                "decides when the optimizer steps"
+            )
         if self._left_within_block:
             raise IntegrationError(
                 "the last epoch was left within a block, whose gradients are in the model: leave "
@@ -92,6 +100,8 @@ class AccelerateLoader(DataLoaderStateMixin, AroundLoader):  # type: ignore[misc
                         batch, accelerator.device, non_blocking=accelerator.non_blocking
                     )
                 self.end_of_dataloader = info.last_in_block
+                if engine is not None:
+                    count_samples(engine, info)
                 yield batch, replace(info, loss_scale=info.loss_scale * accumulation)
                 self._check_window(info)
         finally:
@@ -130,7 +140,7 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
             "parallelism train without Accelerate"
         )
     rest = [item for item in objects if not _is_ours(item)]
-    done = iter(_as_tuple(accelerator.prepare(*rest))) if rest else iter(())
+    done = iter(_prepared(accelerator, rest))
     prepared = [item if _is_ours(item) else next(done) for item in objects]
     optimizers = [item for item in prepared if isinstance(item, AcceleratedOptimizer)]
     for place, item in enumerate(prepared):
@@ -146,8 +156,11 @@ def _is_ours(item: Any) -> bool:
     return isinstance(item, ODBDataLoader | EquippedDataLoader | LRScheduler)
 
 
-def _as_tuple(prepared: Any) -> tuple[Any, ...]:
-    return prepared if isinstance(prepared, tuple) else (prepared,)
+def _prepared(accelerator: Accelerator, objects: Sequence[Any]) -> Sequence[Any]:
+    if not objects:
+        return ()
+    prepared: Any = accelerator.prepare(*objects)  # a tuple, or a list, or the only one
+    return (prepared,) if len(objects) == 1 else tuple(prepared)
 
 
 def _scheduler(
@@ -172,17 +185,32 @@ def _scheduler(
 
 
 def _is_optimizer_of(prepared: Any, scheduler: LRScheduler) -> bool:
-    optimizer: Optimizer = scheduler.optimizer
-    return prepared is optimizer or prepared.optimizer is optimizer
+    """DeepSpeed has its own optimizer between Accelerate's and the one of the scheduler."""
+    while prepared is not None and prepared is not scheduler.optimizer:
+        prepared = getattr(prepared, "optimizer", None)
+    return prepared is not None
+
+
+def _engine_of(accelerator: Accelerator) -> Any:
+    """DeepSpeed's engine, if the accelerator trains through one and has prepared its model."""
+    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
+    return None if wrapped is None else wrapped.engine
 
 
 def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) -> None:
+    if accelerator.num_processes == 1 or accelerator.split_batches:
+        return
     for item in objects:
+        if _is_dummy(accelerator, item) and item.total_num_steps is not None:
+            raise IntegrationError(
+                "DummyScheduler(total_num_steps=...): Accelerate divides that number by the number "
+                "of processes, but with odb a schedule takes one step for each step of the "
+                'optimizer: leave it out, and set "total_num_steps" in the DeepSpeed configuration'
+            )
         if (
             isinstance(item, AcceleratedScheduler)
             and item.step_with_optimizer
             and not item.split_batches
-            and accelerator.num_processes > 1
         ):
             raise IntegrationError(
                 f"this scheduler was prepared by accelerator.prepare and would take "
@@ -191,11 +219,20 @@ def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) ->
             )
 
 
+def _is_dummy(accelerator: Accelerator, item: Any) -> bool:
+    """Whether it stands for the scheduler of a DeepSpeed configuration."""
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+        return False
+    from accelerate.utils import DummyScheduler  # not there without DeepSpeed
+
+    return isinstance(item, DummyScheduler)
+
+
 def _check_accelerator(accelerator: Accelerator) -> None:
-    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+    if accelerator.distributed_type == DistributedType.MEGATRON_LM:
         raise IntegrationError(
-            f"under {accelerator.distributed_type.value}, the engine decides by itself when the "
-            "optimizer steps: use odb.integrations.deepspeed or .megatron without Accelerate"
+            "Accelerate's Megatron-LM engine decides by itself when the optimizer steps: use "
+            "odb.integrations.megatron without Accelerate"
         )
     if not accelerator.gradient_state.sync_with_dataloader:
         raise IntegrationError(
@@ -219,3 +256,6 @@ def _check_loader(accelerator: Accelerator, loader: Any) -> None:
             f"has gradient_accumulation_steps={accelerator.gradient_accumulation_steps} (of its "
             "argument, its plugin or `accelerate config`): pass the same number to both"
         )
+    engine = _engine_of(accelerator)
+    if engine is not None:
+        check_driven(engine, loader)

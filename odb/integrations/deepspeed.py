@@ -9,9 +9,11 @@ import torch.distributed as dist
 
 from odb.errors import IntegrationError
 from odb.info import ODBStepInfo
-from odb.integrations.base import require
+from odb.integrations.base import check_exact, check_idles, require
 from odb.integrations.progress import Progress
 from odb.integrations.steps import StepLoop
+
+WHO = "DeepSpeed"
 
 
 class DeepSpeedLoop(StepLoop):
@@ -44,16 +46,10 @@ class DeepSpeedLoop(StepLoop):
         super().__init__(
             loader,
             dist.get_process_group_ranks(engine.data_parallel_group),
-            "DeepSpeed",
+            WHO,
             progress,
         )
-        accumulation = engine.gradient_accumulation_steps()
-        if accumulation != self.accumulation_steps:
-            raise IntegrationError(
-                f"the loader makes blocks of {self.accumulation_steps} steps, but the engine's "
-                f'configuration says "gradient_accumulation_steps": {accumulation}: set both to '
-                "the same number, as offloaded optimizers allot memory by it"
-            )
+        _check_accumulation(engine, self.accumulation_steps)
         self.engine = engine
 
     def _around(self, info: ODBStepInfo) -> AbstractContextManager[Any]:
@@ -64,12 +60,39 @@ class DeepSpeedLoop(StepLoop):
         self.engine.backward(scaled, scale_wrt_gas=False)
 
     def _step(self, info: ODBStepInfo) -> bool:
-        if info.last_in_block:
-            # The engine adds its configured batch size within step(), where it also writes to its
-            # monitors: with the difference added before, they see the true number.
-            self.engine.global_samples += info.block_samples - self.engine.train_batch_size()
+        count_samples(self.engine, info)
         self.engine.step()
         return bool(info.last_in_block and self.engine.was_step_applied())
+
+
+def count_samples(engine: Any, info: ODBStepInfo) -> None:
+    """Correct `engine.global_samples` for a block, before the engine's step that ends it.
+
+    The engine adds its configured batch size within that step, where it also writes to its
+    monitors: with the difference added before, they see the true number.
+    """
+    if info.last_in_block:
+        engine.global_samples += info.block_samples - engine.train_batch_size()
+
+
+def check_driven(engine: Any, loader: object) -> None:
+    """Raise IntegrationError if a trainer that drives this engine by itself cannot train exactly on
+    this loader: as `check_engine`, and for a loader of other ranks, without loss scales or idle
+    steps, or with other blocks than the engine's configuration says."""
+    check_engine(engine)
+    facts = check_exact(loader, dist.get_process_group_ranks(engine.data_parallel_group), WHO)
+    check_idles(facts, WHO)
+    _check_accumulation(engine, facts.accumulation_steps)
+
+
+def _check_accumulation(engine: Any, steps: int) -> None:
+    accumulation = engine.gradient_accumulation_steps()
+    if accumulation != steps:
+        raise IntegrationError(
+            f"the loader makes blocks of {steps} steps, but the engine's configuration says "
+            f'"gradient_accumulation_steps": {accumulation}: set both to the same number, as '
+            "offloaded optimizers allot memory by it"
+        )
 
 
 def check_engine(engine: Any) -> None:

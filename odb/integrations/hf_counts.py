@@ -60,8 +60,8 @@ class Bookkeeper(TrainerCallback):
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         self._trainer.seen.epoch_ended = False
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._trainer.seen.add(self._trainer.odb_last)
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._trainer.check_engine()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

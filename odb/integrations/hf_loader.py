@@ -160,9 +160,16 @@ def check_accelerator(accelerator: Accelerator) -> None:
         )
 
 
-def check_epochs(args: TrainingArguments) -> None:
+def check_epochs(args: TrainingArguments, accelerator: Accelerator) -> None:
     """Raise IntegrationError for arguments that need the number of steps, where training is bound
     by epochs and it is not known."""
+    engine = getattr(accelerator.state, "deepspeed_plugin", None)
+    if engine is not None and "scheduler" in engine.deepspeed_config:
+        raise IntegrationError(
+            'the "scheduler" of the DeepSpeed configuration counts steps, whose number is not '
+            "known when training is bound by epochs: leave it out, so that the Trainer's own "
+            "lr_scheduler_type follows the samples, or set max_steps"
+        )
     for name in ("logging_steps", "eval_steps", "save_steps"):
         value = getattr(args, name)
         if value is not None and 0 < value < 1:

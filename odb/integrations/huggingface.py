@@ -22,6 +22,7 @@ from odb.costs import CostFn
 from odb.errors import IntegrationError, MissingDependencyError
 from odb.info import STEP_INFO_KEY, ODBStepInfo, pop_step_info
 from odb.integrations.base import check_exact, version_of
+from odb.integrations.deepspeed import check_driven, count_samples
 from odb.integrations.hf_counts import Bookkeeper, Seen
 from odb.integrations.hf_loader import (
     ODBOptions,
@@ -57,7 +58,8 @@ class ODBTrainerMixin:
 
     Takes the keyword argument `odb=ODBOptions(...)` beside those of the trainer. The training data
     loader is an ODBDataLoader over `train_dataset` and `data_collator`; evaluation is untouched.
-    `self.seen` holds what has been trained on, `self.odb_last` the info of the latest step.
+    `self.seen` holds what has been trained on, with the block of the step under way if that ends
+    it; `self.odb_last` is the info of that step.
 
     A subclass's own `compute_loss` must return the mean loss of the batch over what its loss
     weights count, as it does without `num_items_in_batch`, which is always None.
@@ -163,7 +165,7 @@ class ODBTrainerMixin:
         elif size is None:
             raise IntegrationError("the size of an epoch is not known: set max_steps")
         else:
-            check_epochs(args)
+            check_epochs(args, self._trainer.accelerator)
             epochs = math.ceil(args.num_train_epochs)
             updates, steps = size, math.ceil(args.num_train_epochs * size)
         examples = 0 if size is None else size
@@ -220,6 +222,8 @@ class ODBTrainerMixin:
         info = pop_step_info(inputs)
         self._check_weight(inputs, info)
         check_accelerator(self._trainer.accelerator)
+        # DeepSpeed takes the optimizer's and the schedule's step within the backward.
+        self._count(info)
         self._odb_info, self._odb_scaled = info, False
         try:
             loss = cast(Any, super()).training_step(model, inputs, None)
@@ -231,12 +235,24 @@ class ODBTrainerMixin:
                 "loss scale: put it into a class of its own, and odb's in front, as in "
                 "class Mine(ODBTrainerMixin, MyTrainer), or let it call super().compute_loss()"
             )
-        self.odb_last = info
         if info.idle:  # what the Trainer counts from here on
             for name, value in inputs.items():
                 if isinstance(value, torch.Tensor) and value.ndim:
                     inputs[name] = value[:0]
         return cast(torch.Tensor, loss)
+
+    def _count(self, info: ODBStepInfo) -> None:
+        self.odb_last = info
+        if info.last_in_block:
+            self.seen.add(info)
+        if self._trainer.is_deepspeed_enabled:
+            count_samples(self._trainer.deepspeed, info)
+
+    def check_engine(self) -> None:
+        """Raise IntegrationError if it trains through a DeepSpeed engine that would make gradients
+        wrong (see `odb.integrations.deepspeed.check_engine`)."""
+        if self._trainer.is_deepspeed_enabled:
+            check_driven(self._trainer.deepspeed, self._odb_loader)
 
     def compute_loss(
         self,

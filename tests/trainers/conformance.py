@@ -189,9 +189,12 @@ def make_model(dtype: torch.dtype = torch.float32) -> CausalModel:
         return CausalModel().to(dtype)
 
 
+SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.5}
+
+
 def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
     """Momentum carries every earlier error on; Adam would hide a wrong scale."""
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.5)
+    return torch.optim.SGD(parameters, **SGD)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

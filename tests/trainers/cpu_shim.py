@@ -1,10 +1,13 @@
-"""For tests only: lets Megatron-core, which asks for CUDA devices by name, run on CPUs."""
+"""For tests only: lets Megatron-core, which asks for CUDA devices by name, run on CPUs, and
+Hugging Face Accelerate FSDP and DeepSpeed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -48,3 +51,20 @@ def cuda_means_cpu() -> Iterator[None]:
             yield
     finally:
         torch.cuda.current_device, torch.cuda.synchronize = current, synchronize
+
+
+@contextmanager
+def accelerate_on_cpus() -> Iterator[None]:
+    """Within it, Hugging Face Accelerate takes CPUs with Gloo for accelerators of another make, as
+    it offers FSDP and DeepSpeed on those only."""
+    from accelerate import DistributedType
+    from accelerate.state import PartialState
+
+    def prepare(*_: Any, **__: Any) -> tuple[str, DistributedType]:
+        return "gloo", DistributedType.MULTI_XPU
+
+    with (
+        mock.patch.object(PartialState, "_prepare_backend", prepare),
+        mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="cpu"),
+    ):
+        yield

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,9 +27,9 @@ def fresh_accelerator(**options: Any) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    return Accelerator(cpu=True, **options)
+    return Accelerator(**{"cpu": True, **options})
 
 
 class Outcome(NamedTuple):
@@ -36,10 +38,25 @@ class Outcome(NamedTuple):
     evaluated: int = 0
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What trains below Accelerate. options: of a new Accelerator. parameters: the whole ones of a
+    prepared model that has trained, by the accelerator and the model."""
+
+    options: Callable[[], Mapping[str, Any]] = dict
+    parameters: Callable[[Any, Any], Mapping[str, torch.Tensor]] = lambda accelerator, model: (
+        c.parameters_of(accelerator.unwrap_model(model))
+    )
+
+
+DDP = Engine()
+
+
 def train(
     rank: int,
     case: c.Case,
     *,
+    engine: Engine = DDP,
     naive: bool = False,
     max_norm: float | None = None,
     schedule: Any = lambda _: 1.0,
@@ -48,7 +65,9 @@ def train(
 ) -> Outcome:
     from odb.integrations.accelerate import prepare
 
-    accelerator = fresh_accelerator(gradient_accumulation_steps=case.accumulation, **options)
+    accelerator = fresh_accelerator(
+        gradient_accumulation_steps=case.accumulation, **engine.options(), **options
+    )
     loader = c.make_loader(case, rank)
     model = c.make_model(case.dtype)
     optimizer: Any = c.make_optimizer(model.parameters())
@@ -77,9 +96,7 @@ def train(
             if evaluate and info.step == 1:  # within a block
                 evaluated = evaluate_all(accelerator, model)
     loader.close()
-    result = c.RankResult(
-        c.parameters_of(accelerator.unwrap_model(model)), counter.steps, loader.infos
-    )
+    result = c.RankResult(engine.parameters(accelerator, model), counter.steps, loader.infos)
     return Outcome(result, scheduler.scheduler.last_epoch, evaluated)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +32,24 @@ class Outcome(NamedTuple):
     saved: list[str]
 
 
-def arguments(folder: str, **options: Any) -> Any:
+@dataclass(frozen=True)
+class Engine:
+    """What trains below the Trainer. options: of TrainingArguments. parameters: the whole ones of
+    a trainer that has trained. steps: how many its optimizer took, if it counts that itself."""
+
+    options: Mapping[str, Any] = field(default_factory=lambda: {"use_cpu": True})
+    parameters: Callable[[Any], Mapping[str, torch.Tensor]] = lambda t: extras.full_names(t.model)
+    steps: Callable[[Any], int] | None = None
+
+
+DDP = Engine()
+
+
+def arguments(folder: str, engine: Engine = DDP, **options: Any) -> Any:
     from transformers import TrainingArguments
 
     settings: dict[str, Any] = {
         "output_dir": folder,
-        "use_cpu": True,
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
         "report_to": [],
@@ -46,7 +60,7 @@ def arguments(folder: str, **options: Any) -> Any:
         "disable_tqdm": True,
         "log_level": "error",
     }
-    return TrainingArguments(**{**settings, **options})
+    return TrainingArguments(**{**settings, **engine.options, **options})
 
 
 def train(
@@ -54,13 +68,15 @@ def train(
     folder: str,
     case: c.Case,
     *,
+    engine: Engine = DDP,
     naive: int | None = None,
     make_model: Any = c.make_model,
     schedule: Any = None,
     evaluate: bool = False,
     **options: Any,
 ) -> Outcome:
-    """naive: with a Trainer that knows nothing of odb but a loader, for so many steps."""
+    """naive: with a Trainer that knows nothing of odb but a loader, for so many steps. schedule: of
+    an optimizer that is made before, which DeepSpeed does not allow."""
     from transformers import Trainer
 
     from odb.integrations.huggingface import ODBOptions, ODBTrainer
@@ -77,12 +93,17 @@ def train(
             loaders.append(c.make_loader(case, rank))
             return Bare(loaders[0])
 
+    counters: list[c.StepCounter] = []
+
+    class CountedSGD(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, **c.SGD)
+            counters.append(c.StepCounter(self))
+
     model = make_model(case.dtype)
-    optimizer = c.make_optimizer(model.parameters())
-    counter = c.StepCounter(optimizer)
-    scheduler = None if schedule is None else LambdaLR(optimizer, schedule)
     args = arguments(
         folder,
+        engine,
         num_train_epochs=options.pop("num_train_epochs", case.epochs),
         gradient_accumulation_steps=case.accumulation,
         **({"max_steps": naive} if naive else {}),
@@ -92,8 +113,12 @@ def train(
         "train_dataset": c.make_dataset(),
         "eval_dataset": c.make_dataset() if evaluate else None,
         "data_collator": odb.PadCollate(),
-        "optimizers": (optimizer, scheduler),
     }
+    if schedule is None:
+        shared["optimizer_cls_and_kwargs"] = (CountedSGD, {})
+    else:
+        optimizer = CountedSGD(model.parameters())
+        shared["optimizers"] = (optimizer, LambdaLR(optimizer, schedule))
     trainer: Any
     if naive:
         trainer = Naive(model, args, **shared)
@@ -103,8 +128,9 @@ def train(
         trainer = Ours(model, args, odb=odb_options, **shared)
     metrics = trainer.train().metrics
     loaders[0].close()
+    steps = counters[0].steps if engine.steps is None else engine.steps(trainer)
     return Outcome(
-        c.RankResult(extras.full_names(trainer.model), counter.steps, loaders[0].infos),
+        c.RankResult(engine.parameters(trainer), steps, loaders[0].infos),
         trainer.state.log_history,
         trainer.state.epoch,
         metrics,
