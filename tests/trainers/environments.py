@@ -74,7 +74,8 @@ class Environment:
 
 SEPARATE = (
     Environment(
-        "common", ("deepspeed", "fairscale", "megatron", "megatron_pipelines", "torchtitan")
+        "common",
+        ("deepspeed", "fairscale", "hf_deepspeed", "megatron", "megatron_pipelines", "torchtitan"),
     ),
     Environment("colossalai", ("colossalai",)),
     Environment("llamafactory", ("llamafactory",)),

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import odb
 from odb.integrations.mesh import Layout
+from odb.integrations.schedule import ScaledByBlock
 from tests.trainers import checks, extras
 from tests.trainers import conformance as c
 from tests.trainers.launch import run_as_torchrun, run_example
@@ -60,9 +61,11 @@ def train(
     naive: bool = False,
     max_norm: float | None = None,
     schedule: Any = lambda _: 1.0,
+    base: int | None = None,
     evaluate: bool = False,
     **options: Any,
 ) -> Outcome:
+    """base: of learning rates that follow the size of each block, if they do."""
     from odb.integrations.accelerate import prepare
 
     accelerator = fresh_accelerator(
@@ -73,6 +76,7 @@ def train(
     optimizer: Any = c.make_optimizer(model.parameters())
     counter = c.StepCounter(optimizer)
     scheduler: Any = LambdaLR(optimizer, schedule)
+    scaled = None if base is None else ScaledByBlock(optimizer, base=base)
     if naive:
         model, optimizer, batches, scheduler = accelerator.prepare(
             model, optimizer, loader, scheduler
@@ -85,6 +89,8 @@ def train(
     for _ in range(case.epochs):
         for batch in batches:
             info = odb.pop_step_info(batch)
+            if scaled is not None:
+                scaled.update(info)
             with accelerator.accumulate(model):
                 loss = model(**batch)["loss"]
                 accelerator.backward(loss if naive else loss * info.loss_scale)

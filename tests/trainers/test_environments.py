@@ -48,7 +48,7 @@ def test_frameworks_are_pinned(environment: Environment) -> None:
         for path in (environments.HERE / "requirements").glob(f"{environment.name}.*")
     )
     for name in environment.tests:
-        package = "megatron-core" if name.startswith("megatron") else name
+        package = "megatron-core" if name.startswith("megatron") else name.removeprefix("hf_")
         assert f"{package}==" in pins
 
 

@@ -31,6 +31,8 @@ from tests.trainers import test_accelerate, test_huggingface
 STAGES = (1, 2, 3)
 CLIPPED = c.Case(3, clip_norm=extras.MAX_NORM)
 SAMPLES = len(c.make_dataset())
+BASE = 4
+"""Samples of a block for which the learning rate is meant."""
 SHIM = "yes, with a shim (tests/trainers/cpu_shim.py): Accelerate offers it on accelerators only"
 
 
@@ -107,6 +109,12 @@ def work(rank: int, world_size: int, folder: str) -> dict[Any, Any]:
                 stage: test_accelerate.train(
                     rank, c.Case(3), engine=accelerate_engine(stage), schedule=extras.falling
                 )
+                for stage in STAGES
+            },
+            "scaled": {
+                stage: test_accelerate.train(
+                    rank, c.Case(3), engine=accelerate_engine(stage), base=BASE
+                ).result
                 for stage in STAGES
             },
             "its own optimizer": with_trainer(
@@ -246,6 +254,15 @@ def test_a_schedule_of_torch_in_accelerate(ranks: Any, stage: int) -> None:
     assert extras.difference(results, expected) <= 1e-6
     for outcome in outcomes:
         assert outcome.scheduler_steps == outcome.result.optimizer_steps
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_learning_rates_that_follow_the_size_of_blocks(ranks: Any, stage: int) -> None:
+    results = [rank["scaled"][stage] for rank in ranks]
+    sizes = [info.block_samples for info in results[0].infos if info.last_in_block]
+    expected = extras.reference(c.Case(3), results, schedule=lambda step: [*sizes, 0][step] / BASE)
+    assert extras.difference(results, expected) <= 1e-6
+    assert extras.difference(results, extras.reference(c.Case(3), results)) > 1e-3
 
 
 def test_with_an_optimizer_of_deepspeed_the_schedule_follows_the_samples(ranks: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -38,6 +39,10 @@ def module_for(case: c.Case, kind: str, schedule: Any) -> Any:
             self.automatic_optimization = kind not in ("manual", "every step")
             self.model = c.make_model(case.dtype)
             self.validated = 0
+
+        def configure_model(self) -> None:
+            if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
+                fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, batch: Any, index: int) -> Any:
             if kind == "naive":
@@ -187,6 +192,29 @@ def misuse(rank: int, how: str) -> str:
     return "no error"
 
 
+def sharded() -> Any:
+    """Lightning's strategy for FSDP2, which it lets run on accelerators only, if it is exactly that
+    class."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    class OnCpus(ModelParallelStrategy):
+        pass
+
+    return OnCpus(
+        data_parallel_size=c.WORLD_SIZE, tensor_parallel_size=1, process_group_backend="gloo"
+    )
+
+
+def train_sharded(rank: int, world_size: int) -> list[tuple[Outcome, Outcome]]:
+    return [
+        (
+            train(rank, case, strategy=sharded()),
+            train(rank, case, "naive", strategy=sharded()),
+        )
+        for case in c.FLOAT32_CASES
+    ]
+
+
 def train_all(rank: int, world_size: int) -> tuple[list[Any], dict[str, Outcome], list[str]]:
     conformance = [(train(rank, case), train(rank, case, "naive")) for case in c.CASES]
     case = c.Case(3)
@@ -224,6 +252,26 @@ def test_conformance(ranks: Any) -> None:
     checks.conform(
         subject,
         c.CASES,
+        exact=lambda case: [arm[case][0].result for arm in arms],
+        naive=lambda case: [arm[case][1].result for arm in arms],
+    )
+
+
+def test_conformance_with_fsdp2() -> None:
+    """It takes no `64-true`."""
+    import lightning
+
+    subject = c.Subject(
+        "Lightning, FSDP2",
+        lightning.__version__,
+        "yes, through a subclass of its ModelParallelStrategy, which refuses CPUs itself",
+        extra_lines=4,
+    )
+    ranks = run_as_torchrun(train_sharded, timeout=120)
+    arms = [dict(zip(c.FLOAT32_CASES, rank, strict=True)) for rank in ranks]
+    checks.conform(
+        subject,
+        c.FLOAT32_CASES,
         exact=lambda case: [arm[case][0].result for arm in arms],
         naive=lambda case: [arm[case][1].result for arm in arms],
     )
