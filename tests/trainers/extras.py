@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from odb.info import ODBStepInfo
+from odb.integrations.base import version_of
 from tests.trainers import conformance as c
 
 MAX_NORM = 0.3
@@ -46,6 +47,19 @@ def full_names(model: Any) -> dict[str, Tensor]:
 def difference(results: Sequence[c.RankResult], expected: Mapping[str, Tensor]) -> float:
     """The largest of any rank."""
     return max(c.largest_difference(result.parameters, expected) for result in results)
+
+
+def subject_below(trainer: str, engine: str, *versions: str) -> c.Subject:
+    """One of Hugging Face's trainers, "Trainer" or "Accelerate", with what trains below it, and the
+    version of that if it has one of its own."""
+    names = {"Trainer": ("HF Trainer", "transformers"), "Accelerate": ("Accelerate", "accelerate")}
+    name, package = names[trainer]
+    return c.Subject(
+        f"{name}, {engine}",
+        ", ".join((version_of(package), *versions)),
+        "yes, with a shim (tests/trainers/cpu_shim.py): Accelerate offers it on accelerators only",
+        extra_lines=3,
+    )
 
 
 # ---------------------------------------------------------------- Hugging Face models

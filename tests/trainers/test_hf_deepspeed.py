@@ -33,7 +33,6 @@ CLIPPED = c.Case(3, clip_norm=extras.MAX_NORM)
 SAMPLES = len(c.make_dataset())
 BASE = 4
 """Samples of a block for which the learning rate is meant."""
-SHIM = "yes, with a shim (tests/trainers/cpu_shim.py): Accelerate offers it on accelerators only"
 
 
 # ---------------------------------------------------------------- what the ranks do
@@ -220,12 +219,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def subject(trainer: str, stage: int) -> c.Subject:
-    name, package = {
-        "Trainer": ("HF Trainer", "transformers"),
-        "Accelerate": ("Accelerate", "accelerate"),
-    }[trainer]
-    version = f"{version_of(package)}, {version_of('deepspeed')}"
-    return c.Subject(f"{name}, DeepSpeed ZeRO-{stage}", version, SHIM, extra_lines=3)
+    return extras.subject_below(trainer, f"DeepSpeed ZeRO-{stage}", version_of("deepspeed"))
 
 
 @pytest.mark.parametrize("stage", STAGES)

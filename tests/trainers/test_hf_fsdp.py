@@ -98,18 +98,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def subject(trainer: str, version: int) -> c.Subject:
-    from odb.integrations.base import version_of
-
-    name, package = {
-        "Trainer": ("HF Trainer", "transformers"),
-        "Accelerate": ("Accelerate", "accelerate"),
-    }[trainer]
-    return c.Subject(
-        f"{name}, FSDP{version}",
-        version_of(package),
-        "yes, with a shim (tests/trainers/cpu_shim.py): Accelerate offers it on accelerators only",
-        extra_lines=3,
-    )
+    return extras.subject_below(trainer, f"FSDP{version}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
