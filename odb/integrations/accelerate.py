@@ -130,10 +130,12 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
     Raises IntegrationError for an accelerator whose settings make exact blocks impossible, for a
     loader that aligns other ranks, has `idle="stop"`, no exact loss scales or another number of
     accumulation steps, for a loader of `odb.integrations.mesh`, for a scheduler that Accelerate has
-    prepared to step several times, and for one whose optimizer is not among the objects.
+    prepared to step several times, for one whose optimizer is not among the objects, and for one
+    beside that of a DeepSpeed configuration.
     """
     _check_accelerator(accelerator)
     _refuse_double_stepping(accelerator, objects)
+    _refuse_two_schedules(accelerator, objects)
     if any(isinstance(item, SharedLoader) for item in objects):
         raise IntegrationError(
             "this adapter does not prepare a loader of odb.integrations.mesh: with model "
@@ -185,10 +187,10 @@ def _scheduler(
 
 
 def _is_optimizer_of(prepared: Any, scheduler: LRScheduler) -> bool:
-    """DeepSpeed has its own optimizer between Accelerate's and the one of the scheduler."""
-    while prepared is not None and prepared is not scheduler.optimizer:
-        prepared = getattr(prepared, "optimizer", None)
-    return prepared is not None
+    """Whether they share their groups: DeepSpeed puts optimizers of its own around the one of the
+    scheduler, or in its place."""
+    own = scheduler.optimizer.param_groups
+    return any(group is mine for group in prepared.param_groups for mine in own)
 
 
 def _engine_of(accelerator: Accelerator) -> Any:
@@ -201,7 +203,7 @@ def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) ->
     if accelerator.num_processes == 1 or accelerator.split_batches:
         return
     for item in objects:
-        if _is_dummy(accelerator, item) and item.total_num_steps is not None:
+        if _is_divided(accelerator, item):
             raise IntegrationError(
                 "DummyScheduler(total_num_steps=...): Accelerate divides that number by the number "
                 "of processes, but with odb a schedule takes one step for each step of the "
@@ -219,13 +221,28 @@ def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) ->
             )
 
 
-def _is_dummy(accelerator: Accelerator, item: Any) -> bool:
-    """Whether it stands for the scheduler of a DeepSpeed configuration."""
+def _is_divided(accelerator: Accelerator, item: Any) -> bool:
+    """Whether it stands for a scheduler of DeepSpeed whose number of steps Accelerate divides."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return False
     from accelerate.utils import DummyScheduler  # not there without DeepSpeed
 
-    return isinstance(item, DummyScheduler)
+    return (
+        isinstance(item, DummyScheduler)
+        and item.lr_scheduler_callable is None
+        and item.total_num_steps is not None
+    )
+
+
+def _refuse_two_schedules(accelerator: Accelerator, objects: Sequence[Any]) -> None:
+    plugin = accelerator.deepspeed_plugin
+    if plugin is None or "scheduler" not in plugin.deepspeed_config:
+        return
+    if any(isinstance(item, LRScheduler) for item in objects):
+        raise IntegrationError(
+            'a scheduler is among the objects, and the DeepSpeed configuration has a "scheduler", '
+            "too: both would set the learning rate. Leave one of them out"
+        )
 
 
 def _check_accelerator(accelerator: Accelerator) -> None:

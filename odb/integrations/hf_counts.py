@@ -61,7 +61,7 @@ class Bookkeeper(TrainerCallback):
         self._trainer.seen.epoch_ended = False
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._trainer.check_engine()
+        self._trainer.check_wrapped()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

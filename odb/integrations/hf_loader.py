@@ -25,6 +25,9 @@ from transformers import (  # noqa: E402
     TrainingArguments,
     default_data_collator,
 )
+from transformers.models.auto.modeling_auto import (  # noqa: E402
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 SET_BY_TRAINER = {
     "accumulation_steps": "TrainingArguments(gradient_accumulation_steps=...)",
@@ -106,7 +109,6 @@ def check_args(args: TrainingArguments) -> None:
 
 
 def _objections(args: TrainingArguments) -> list[tuple[bool, str]]:
-    parallelism = getattr(args, "parallelism_config", None)
     accelerator: Any = args.accelerator_config
     return [
         (
@@ -141,11 +143,43 @@ def _objections(args: TrainingArguments) -> list[tuple[bool, str]]:
             "torchrun",
         ),
         (
-            parallelism is not None and parallelism.non_data_parallel_size > 1,
-            "some ranks share their batches (parallelism_config), which this adapter does not do: "
-            "see odb.integrations.mesh",
+            args.optim in ("lomo", "adalomo") and args.gradient_accumulation_steps > 1,
+            "with optim lomo or adalomo every backward changes the parameters: set "
+            "gradient_accumulation_steps=1",
         ),
+        (_shares_batches(args), SHARED_BATCHES),
     ]
+
+
+SHARED_BATCHES = (
+    "some ranks share their batches (a parallelism_config, or a model that was loaded with tensor "
+    "parallelism), which this adapter does not do: see odb.integrations.mesh"
+)
+
+
+def _shares_batches(holder: Any) -> bool:
+    config = getattr(holder, "parallelism_config", None)
+    return config is not None and config.non_data_parallel_size > 1
+
+
+def check_parallelism(accelerator: Accelerator) -> None:
+    """Raise IntegrationError if it has ranks that train one model together: the Trainer sets that
+    by the model it is given, and Accelerate by the environment."""
+    if _shares_batches(accelerator):
+        raise IntegrationError(SHARED_BATCHES)
+
+
+def check_smoothing(model: Any) -> None:
+    """Raise IntegrationError if the Trainer's label smoothing would take the model's labels for
+    those of the tokens where they stand. It knows causal models by the names of their classes."""
+    own = model.get_base_model() if hasattr(model, "get_base_model") else model
+    known = type(own).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if _predicts_next(own) and not known:
+        raise IntegrationError(
+            f"label_smoothing_factor: the Trainer does not take a {type(own).__name__} for a "
+            "causal model, and so does not shift its labels (FSDP2 changes the names of classes): "
+            "set label_smoothing_factor=0, or train with FSDP1, DDP or DeepSpeed"
+        )
 
 
 def check_accelerator(accelerator: Accelerator) -> None:
@@ -244,10 +278,20 @@ def averaged_over(model: Any, inputs: Mapping[str, Any]) -> int | None:
         return len(spans) if isinstance(spans, torch.Tensor) else None
     if not isinstance(labels, torch.Tensor) or labels.ndim != 2:
         return None
-    if kind in UNSHIFTED or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if kind in UNSHIFTED or _has_encoder(model):
         kept = labels
-    elif kind in SHIFTED or type(model).__name__.endswith("LMHeadModel"):  # GPT-2 has no kind
+    elif _predicts_next(model):
         kept = labels if "shift_labels" in inputs else labels[:, 1:]
     else:
         return None
     return int((kept != IGNORED_LABEL).sum())
+
+
+def _has_encoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _predicts_next(model: Any) -> bool:
+    kind = getattr(model, "loss_type", None)
+    known = kind in SHIFTED or type(model).__name__.endswith("LMHeadModel")  # GPT-2 has no kind
+    return known and not _has_encoder(model)

@@ -30,12 +30,15 @@ from odb.integrations.hf_loader import (
     check_accelerator,
     check_args,
     check_epochs,
+    check_parallelism,
+    check_smoothing,
     loader_settings,
     loss_weight_of,
 )
 from odb.loader import ODBDataLoader
 
 from transformers import Trainer, TrainingArguments  # isort: skip
+from transformers.optimization import GreedyLR  # isort: skip
 
 __all__ = ["ODBOptions", "ODBTrainer", "ODBTrainerMixin", "Seen"]
 
@@ -82,10 +85,13 @@ class ODBTrainerMixin:
                 check_args(given)
         super().__init__(*args, **kwargs)
         check_args(self._trainer.args)
+        check_parallelism(self._trainer.accelerator)
         # The loss scale makes it exact for the whole block. Trainers that do not know this
         # attribute divide by the number of steps; see `_divisor`.
         self.loss_is_scaled_for_ga: bool | None = True
-        self._trainer.add_callback(Bookkeeper(self))
+        callbacks = self._trainer.callback_handler.callbacks
+        # Behind the Trainer's own, which decides on logs, and before those that read the state.
+        callbacks.insert(1, Bookkeeper(self))
 
     @property
     def _trainer(self) -> Any:
@@ -248,11 +254,15 @@ class ODBTrainerMixin:
         if self._trainer.is_deepspeed_enabled:
             count_samples(self._trainer.deepspeed, info)
 
-    def check_engine(self) -> None:
-        """Raise IntegrationError if it trains through a DeepSpeed engine that would make gradients
-        wrong (see `odb.integrations.deepspeed.check_engine`)."""
-        if self._trainer.is_deepspeed_enabled:
-            check_driven(self._trainer.deepspeed, self._odb_loader)
+    def check_wrapped(self) -> None:
+        """Raise IntegrationError if what the Trainer has made of the model would make gradients
+        wrong: a DeepSpeed engine (see `odb.integrations.deepspeed.check_engine`), or an FSDP2 that
+        hides a causal model from label smoothing."""
+        trainer = self._trainer
+        if trainer.is_deepspeed_enabled:
+            check_driven(trainer.deepspeed, self._odb_loader)
+        if trainer.label_smoother is not None:
+            check_smoothing(trainer.accelerator.unwrap_model(trainer.model))
 
     def compute_loss(
         self,
@@ -313,7 +323,7 @@ class ODBTrainerMixin:
 
     def _by_samples(self, scheduler: LRScheduler) -> LRScheduler:
         """The same schedule, with samples seen in place of steps taken."""
-        if isinstance(scheduler, ReduceLROnPlateau):
+        if isinstance(scheduler, ReduceLROnPlateau | GreedyLR):  # they go by a metric
             return scheduler
         if type(scheduler) is not LambdaLR:
             raise IntegrationError(

@@ -245,6 +245,18 @@ def test_misuse_is_said_on_every_rank(ranks: Any, how: str) -> None:
         assert MISUSES[how] in rank[2][list(MISUSES).index(how)]
 
 
+def test_an_optimizer_that_deepspeed_puts_in_place_of_the_scheduler_s_own() -> None:
+    """As offloading does: it is another one, over the same groups."""
+    from odb.integrations.accelerate import _is_optimizer_of
+
+    own, other = (c.make_optimizer(c.make_model().parameters()) for _ in range(2))
+    in_its_place = torch.optim.AdamW(own.param_groups)
+    assert in_its_place.param_groups[0] is own.param_groups[0]
+    scheduler = LambdaLR(own, lambda _: 1.0)
+    assert _is_optimizer_of(in_its_place, scheduler)
+    assert not _is_optimizer_of(other, scheduler)
+
+
 def test_the_example() -> None:
     printed = run_example("train_accelerate.py")
     assert printed.count("steps of the optimizer") == 4

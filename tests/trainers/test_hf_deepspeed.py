@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from odb.integrations.base import version_of
 from tests.trainers import checks, extras
@@ -172,6 +173,7 @@ def pairs_of(rank: int, folder: str, stage: int, case: c.Case) -> dict[str, Any]
 def misuse(rank: int, folder: str) -> list[tuple[str, str]]:
     """What was said, and what should be in it. Nothing of it gets as far as a collective of one
     rank alone."""
+    from accelerate import DeepSpeedPlugin
     from accelerate.utils import DummyOptim, DummyScheduler
 
     from odb.integrations.accelerate import prepare
@@ -189,6 +191,13 @@ def misuse(rank: int, folder: str) -> list[tuple[str, str]]:
         optimizer = DummyOptim(c.make_model().parameters(), lr=0.1)
         prepare(accelerator(1), c.make_model(), optimizer, DummyScheduler(optimizer, 10))
 
+    def two_schedules() -> None:
+        plugin = DeepSpeedPlugin(hf_ds_config=configuration(2, scheduler=OWN_SCHEDULE))
+        both = test_accelerate.fresh_accelerator(cpu=False, deepspeed_plugin=plugin)
+        model = c.make_model()
+        optimizer = c.make_optimizer(model.parameters())
+        prepare(both, model, optimizer, LambdaLR(optimizer, extras.falling))
+
     def no_model() -> None:
         with closing(c.make_loader(c.Case(3), rank)) as loader:
             next(iter(prepare(accelerator(3), loader)))
@@ -205,6 +214,7 @@ def misuse(rank: int, folder: str) -> list[tuple[str, str]]:
             "leave it out, so that the Trainer's own lr_scheduler_type follows the samples",
         ),
         (c.said(dummy_schedule), '"total_num_steps" in the DeepSpeed configuration'),
+        (c.said(two_schedules), 'configuration has a "scheduler"'),
         (c.said(no_model), "prepare the model before"),
         (c.said(other_blocks), "accumulation_steps=3, but the accelerator has"),
     ]

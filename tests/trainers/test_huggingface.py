@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 import odb
 from tests.trainers import checks, extras
 from tests.trainers import conformance as c
+from tests.trainers.cpu_shim import accelerate_on_cpus
 from tests.trainers.launch import run_as_torchrun, run_example
 
 pytest.importorskip("transformers", reason="the extra 'huggingface' is not installed")
@@ -180,7 +182,33 @@ def train_all(rank: int, world_size: int, folder: str) -> dict[Any, Any]:
     found["one and a half"] = run("", case, num_train_epochs=1.5)
     found["bf16"] = run("", case, bf16=True)
     found["wrong weights"] = wrong_weights(folder)
+    found["tensor parallel"] = tensor_parallel(rank, folder)
     return found
+
+
+def tensor_parallel(rank: int, folder: str) -> str:
+    """A model that both ranks hold parts of, which the TrainingArguments do not know."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    from odb.integrations.huggingface import ODBOptions, ODBTrainer
+
+    saved = Path(folder, "saved")
+    if rank == 0:
+        extras.make_llama().save_pretrained(saved)
+    dist.barrier()
+    with accelerate_on_cpus():
+        model = AutoModelForCausalLM.from_pretrained(
+            saved, distributed_config=DistributedConfig(tp_plan="auto", tp_size=2)
+        )
+        return c.said(
+            lambda: ODBTrainer(
+                model,
+                arguments(folder, Engine({})),
+                train_dataset=c.make_dataset(),
+                odb=ODBOptions(token_budget=64),
+            )
+        )
 
 
 def wrong_weights(folder: str) -> str:
@@ -323,6 +351,11 @@ def test_labels_that_the_loss_weights_do_not_know_are_noticed(ranks: Any) -> Non
         assert "ODBOptions(loss_weight_fn=...)" in rank["wrong weights"]
 
 
+def test_ranks_that_share_a_model_are_noticed(ranks: Any) -> None:
+    for rank in ranks:
+        assert "see odb.integrations.mesh" in rank["tensor parallel"]
+
+
 # ---------------------------------------------------------------- refusals, in one process
 
 WRONG_ARGUMENTS = {
@@ -332,10 +365,16 @@ WRONG_ARGUMENTS = {
     "train_sampling_strategy": {"train_sampling_strategy": "group_by_length"},
     "split_batches": {"accelerator_config": {"split_batches": True}},
     "dispatch_batches": {"accelerator_config": {"dispatch_batches": True}},
+    "adalomo": {"optim": "lomo", "gradient_accumulation_steps": 2},
 }
 
 
-def trainer_for(folder: Path, loader: dict[str, Any] | None = None, **options: Any) -> Any:
+def trainer_for(
+    folder: Path,
+    loader: dict[str, Any] | None = None,
+    callbacks: list[Any] | None = None,
+    **options: Any,
+) -> Any:
     from odb.integrations.huggingface import ODBOptions, ODBTrainer
 
     return ODBTrainer(
@@ -343,6 +382,8 @@ def trainer_for(folder: Path, loader: dict[str, Any] | None = None, **options: A
         arguments(str(folder), **options),
         train_dataset=c.make_dataset(),
         data_collator=odb.PadCollate(),
+        eval_dataset=c.make_dataset(),
+        callbacks=callbacks,
         odb=ODBOptions(token_budget=64, loader=loader or {}),
     )
 
@@ -366,6 +407,47 @@ def test_arguments_that_would_be_wrong(name: str, tmp_path: Path) -> None:
 def test_settings_that_would_be_wrong(options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(odb.IntegrationError, match=says):
         trainer_for(tmp_path, **options).train()
+
+
+def test_callbacks_see_the_epochs_that_were_seen(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    found = []
+
+    class Watcher(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            found.append((state.epoch, trainer.seen.epochs))
+
+    trainer = trainer_for(tmp_path, callbacks=[Watcher()], num_train_epochs=2)
+    trainer.train()
+    assert all(state == seen for state, seen in found)
+    assert found[-1] == (2.0, 2.0)
+    assert (1.0, 1.0) in found
+
+
+def test_a_schedule_that_goes_by_a_metric_is_left_alone(tmp_path: Path) -> None:
+    from transformers.optimization import GreedyLR
+
+    trainer = trainer_for(
+        tmp_path, lr_scheduler_type="greedy", eval_strategy="epoch", num_train_epochs=1
+    )
+    trainer.train()
+    assert isinstance(trainer.lr_scheduler, GreedyLR)
+
+
+def test_label_smoothing_needs_a_model_that_the_trainer_knows() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from odb.integrations.hf_loader import check_smoothing
+
+    llama = extras.make_llama()
+    check_smoothing(llama)
+    check_smoothing(c.make_model())  # of a kind that is not known
+    small = T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    check_smoothing(T5ForConditionalGeneration(small))  # labels stand where they are predicted
+    llama.__class__ = type("FSDPLlamaForCausalLM", (type(llama),), {})
+    with pytest.raises(odb.IntegrationError, match="label_smoothing_factor"):
+        check_smoothing(llama)
 
 
 def test_resuming_is_refused(tmp_path: Path) -> None:
