@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -41,10 +42,15 @@ def test_every_promise_holds_for_all_costs_and_budgets(scope: Scope) -> None:
     assert found.paths > 8
 
 
+@pytest.fixture(scope="module")
+def compared(spread: Any) -> Any:
+    return spread(test_z3_and_the_explorer_agree_on_which_variants_fall.__name__, compare)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", comparable())
-def test_z3_and_the_explorer_agree_on_which_variants_fall(name: str) -> None:
-    row = compare(name)
+def test_z3_and_the_explorer_agree_on_which_variants_fall(name: str, compared: Any) -> None:
+    row = compared[name].result()
     assert row.agree, (row.found, row.explorer)
     if row.found is not None:
         assert row.found.counterexample is not None

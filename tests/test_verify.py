@@ -7,16 +7,17 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from model_check.explorer import Limits, Verdict
+from model_check.explorer import Limits, Verdict, Violation
 from model_check.goals import GOALS
 from model_check.mutants import judge
 from model_check.profiles import for_mutants, full, quick
 from model_check.prover import Proof
-from model_check.verify import by_promise, statements, verify
+from model_check.verify import Watcher, by_promise, statements, verify, verify_in_parallel
 from odb.cli import app
 from odb.errors import ConfigError
 from odb.verification import run as run_module
@@ -53,7 +54,7 @@ def run(*args: str) -> tuple[int, str]:
 
 @pytest.mark.timeout(280)
 def test_the_quick_profile_holds_and_reaches_every_goal() -> None:
-    result = verify(quick(), frozenset(GOALS))
+    result = verify_in_parallel(quick(), frozenset(GOALS), Limits(), Watcher(), jobs=2)
     for row in result.cases:
         assert row.exploration.violation is None, (row.case.name, row.exploration.violation)
     assert result.unmet == []
@@ -95,11 +96,22 @@ def test_the_closed_system_runs_the_functions_of_the_loader() -> None:
 # ---------------------------------------------------------------- variants fall
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_falls_by_the_promise_that_guards_against_it(name: str) -> None:
+def judged(name: str) -> tuple[bool, Violation | None]:
+    """Whether the variant falls as it is said to, and how it falls."""
     result = judge(name, VARIANTS[name], for_mutants())
-    assert result.fall is not None, "it survived"
-    assert result.as_expected, result.fall.violation
+    return result.as_expected, None if result.fall is None else result.fall.violation
+
+
+@pytest.fixture(scope="module")
+def judgements(spread: Any) -> Any:
+    return spread(test_a_variant_falls_by_the_promise_that_guards_against_it.__name__, judged)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_falls_by_the_promise_that_guards_against_it(name: str, judgements: Any) -> None:
+    as_expected, violation = judgements[name].result()
+    assert violation is not None, "it survived"
+    assert as_expected, violation
 
 
 def test_there_are_enough_variants_and_every_promise_is_needed() -> None:
