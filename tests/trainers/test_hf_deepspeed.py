@@ -122,7 +122,7 @@ def work(rank: int, world_size: int, folder: str) -> dict[Any, Any]:
                 folder,
                 c.Case(3),
                 2,
-                engine=trainer_engine(2, optimizer={"type": "SGD", "params": c.SGD}),
+                engine=trainer_engine(2, optimizer=OWN_OPTIMIZER),
                 learning_rate=0.1,
                 lr_scheduler_type="linear",
                 warmup_steps=0.25,
