@@ -23,7 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from odb.equip import EquippedDataLoader
 from odb.errors import IntegrationError
 from odb.info import STEP_INFO_KEY, ODBStepInfo, attach_step_info
-from odb.integrations.base import AroundLoader, check_exact, check_idles, check_loader, require
+from odb.integrations.base import (
+    AroundLoader,
+    check_exact,
+    check_idles,
+    check_loader,
+    check_parallelism,
+    require,
+)
 from odb.integrations.deepspeed import check_driven, count_samples
 from odb.integrations.sharing import SharedLoader
 from odb.loader import ODBDataLoader
@@ -256,12 +263,7 @@ def _check_accelerator(accelerator: Accelerator) -> None:
             "GradientAccumulationPlugin(sync_with_dataloader=False) does not end a window at the "
             "end of a block: set sync_with_dataloader=True"
         )
-    parallelism = getattr(accelerator, "parallelism_config", None)
-    if parallelism is not None and parallelism.non_data_parallel_size > 1:
-        raise IntegrationError(
-            "some of the accelerator's ranks share their batches (tensor, context or sequence "
-            "parallelism), which this adapter does not do: see odb.integrations.mesh"
-        )
+    check_parallelism(accelerator)
 
 
 def _check_loader(accelerator: Accelerator, loader: Any) -> None:

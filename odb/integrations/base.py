@@ -146,6 +146,18 @@ def check_idles(facts: Facts, who: str) -> None:
         )
 
 
+def check_parallelism(holder: Any) -> None:
+    """Raise IntegrationError if the `parallelism_config` of an Accelerator, or of a Trainer's
+    arguments, has ranks that train one model together. An Accelerator also has it from its
+    environment, and a Trainer's from the model that it is given."""
+    parallelism = getattr(holder, "parallelism_config", None)
+    if parallelism is not None and parallelism.non_data_parallel_size > 1:
+        raise IntegrationError(
+            "some ranks share their batches (a parallelism_config, or a model that was loaded with "
+            "tensor parallelism), which this adapter does not do: see odb.integrations.mesh"
+        )
+
+
 def _listed(ranks: Sequence[int]) -> str:
     ordered = sorted(ranks)
     names = ", ".join(map(str, ordered[:8]))

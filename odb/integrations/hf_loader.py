@@ -13,7 +13,7 @@ from odb.batches import CollateFn
 from odb.collate import PadCollate
 from odb.costs import IGNORED_LABEL, CostFn, Resource, default_loss_weight
 from odb.errors import IntegrationError
-from odb.integrations.base import require
+from odb.integrations.base import check_parallelism, require
 
 require("transformers", "huggingface")
 require("accelerate", "huggingface")
@@ -106,6 +106,7 @@ def check_args(args: TrainingArguments) -> None:
     for wrong, message in _objections(args):
         if wrong:
             raise IntegrationError(message)
+    check_parallelism(args)
 
 
 def _objections(args: TrainingArguments) -> list[tuple[bool, str]]:
@@ -147,26 +148,7 @@ def _objections(args: TrainingArguments) -> list[tuple[bool, str]]:
             "with optim lomo or adalomo every backward changes the parameters: set "
             "gradient_accumulation_steps=1",
         ),
-        (_shares_batches(args), SHARED_BATCHES),
     ]
-
-
-SHARED_BATCHES = (
-    "some ranks share their batches (a parallelism_config, or a model that was loaded with tensor "
-    "parallelism), which this adapter does not do: see odb.integrations.mesh"
-)
-
-
-def _shares_batches(holder: Any) -> bool:
-    config = getattr(holder, "parallelism_config", None)
-    return config is not None and config.non_data_parallel_size > 1
-
-
-def check_parallelism(accelerator: Accelerator) -> None:
-    """Raise IntegrationError if it has ranks that train one model together: the Trainer sets that
-    by the model it is given, and Accelerate by the environment."""
-    if _shares_batches(accelerator):
-        raise IntegrationError(SHARED_BATCHES)
 
 
 def check_smoothing(model: Any) -> None:

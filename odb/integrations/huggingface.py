@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from odb.costs import CostFn
 from odb.errors import IntegrationError, MissingDependencyError
 from odb.info import STEP_INFO_KEY, ODBStepInfo, pop_step_info
-from odb.integrations.base import check_exact, version_of
+from odb.integrations.base import check_exact, check_parallelism, version_of
 from odb.integrations.deepspeed import check_driven, count_samples
 from odb.integrations.hf_counts import Bookkeeper, Seen
 from odb.integrations.hf_loader import (
@@ -30,7 +30,6 @@ from odb.integrations.hf_loader import (
     check_accelerator,
     check_args,
     check_epochs,
-    check_parallelism,
     check_smoothing,
     loader_settings,
     loss_weight_of,

@@ -22,6 +22,21 @@ def conform(
     write_verdicts(subject.framework, verdicts)
 
 
+def conform_both(
+    subject: Subject, cases: Sequence[Case], ranks: Iterable[Sequence[tuple[Any, Any]]]
+) -> list[dict[Case, tuple[Any, Any]]]:
+    """The same for ranks that bring home, for each case, an outcome with odb and a naive one, each
+    with its `result`. Returns them by case, for each rank."""
+    arms = [dict(zip(cases, rank, strict=True)) for rank in ranks]
+    conform(
+        subject,
+        cases,
+        exact=lambda case: [arm[case][0].result for arm in arms],
+        naive=lambda case: [arm[case][1].result for arm in arms],
+    )
+    return arms
+
+
 def clips(subject: Subject, case: Case, results: Sequence[RankResult]) -> None:
     """Clipping sees the exact gradient, and changes enough to show that."""
     suite.judge(subject, case, results)

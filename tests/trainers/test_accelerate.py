@@ -204,13 +204,7 @@ def test_conformance(ranks: Any) -> None:
     import accelerate
 
     subject = c.Subject("Accelerate", accelerate.__version__, extra_lines=3)
-    arms = [dict(zip(c.CASES, rank[0], strict=True)) for rank in ranks]
-    checks.conform(
-        subject,
-        c.CASES,
-        exact=lambda case: [arm[case][0].result for arm in arms],
-        naive=lambda case: [arm[case][1].result for arm in arms],
-    )
+    arms = checks.conform_both(subject, c.CASES, (rank[0] for rank in ranks))
     for outcome, _ in (pair for arm in arms for pair in arm.values()):
         assert outcome.scheduler_steps == outcome.result.optimizer_steps
 

@@ -63,12 +63,16 @@ def train_all(rank: int, world_size: int, folder: str) -> dict[Any, Any]:
             for case in cases:
                 found["Trainer", version, case] = with_trainer(rank, folder, case, version)
                 found["Accelerate", version, case] = with_accelerate(rank, case, version)
-            found["Trainer", version, "clipped"] = with_trainer(
-                rank, folder, CLIPPED, version, max_grad_norm=extras.MAX_NORM
-            )[0]
-            found["Accelerate", version, "clipped"] = with_accelerate(
-                rank, CLIPPED, version, max_norm=extras.MAX_NORM, schedule=extras.falling
-            )[0]
+            found["Trainer", version, "clipped"] = test_huggingface.train(
+                rank, folder, CLIPPED, engine=trainer_engine(version), max_grad_norm=extras.MAX_NORM
+            ).result
+            found["Accelerate", version, "clipped"] = test_accelerate.train(
+                rank,
+                CLIPPED,
+                engine=accelerate_engine(version),
+                max_norm=extras.MAX_NORM,
+                schedule=extras.falling,
+            ).result
         found["smoothing"] = smoothing(rank, folder)
     return found
 
@@ -88,21 +92,21 @@ def smoothing(rank: int, folder: str) -> str:
 
 
 def with_trainer(
-    rank: int, folder: str, case: c.Case, version: int, **options: Any
+    rank: int, folder: str, case: c.Case, version: int
 ) -> tuple[c.RankResult, c.RankResult]:
+    """With odb, and naively."""
     engine, naive = trainer_engine(version), test_huggingface.NAIVE_STEPS[case.accumulation]
     return (
-        test_huggingface.train(rank, folder, case, engine=engine, **options).result,
+        test_huggingface.train(rank, folder, case, engine=engine).result,
         test_huggingface.train(rank, folder, case, engine=engine, naive=naive).result,
     )
 
 
-def with_accelerate(
-    rank: int, case: c.Case, version: int, **options: Any
-) -> tuple[c.RankResult, c.RankResult]:
+def with_accelerate(rank: int, case: c.Case, version: int) -> tuple[c.RankResult, c.RankResult]:
+    """The same."""
     engine = accelerate_engine(version)
     return (
-        test_accelerate.train(rank, case, engine=engine, **options).result,
+        test_accelerate.train(rank, case, engine=engine).result,
         test_accelerate.train(rank, case, engine=engine, naive=True).result,
     )
 

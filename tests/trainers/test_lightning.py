@@ -248,13 +248,7 @@ def test_conformance(ranks: Any) -> None:
     import lightning
 
     subject = c.Subject("Lightning", lightning.__version__, extra_lines=4)
-    arms = [dict(zip(c.CASES, rank[0], strict=True)) for rank in ranks]
-    checks.conform(
-        subject,
-        c.CASES,
-        exact=lambda case: [arm[case][0].result for arm in arms],
-        naive=lambda case: [arm[case][1].result for arm in arms],
-    )
+    checks.conform_both(subject, c.CASES, (rank[0] for rank in ranks))
 
 
 def test_conformance_with_fsdp2() -> None:
@@ -268,13 +262,7 @@ def test_conformance_with_fsdp2() -> None:
         extra_lines=4,
     )
     ranks = run_as_torchrun(train_sharded, timeout=120)
-    arms = [dict(zip(c.FLOAT32_CASES, rank, strict=True)) for rank in ranks]
-    checks.conform(
-        subject,
-        c.FLOAT32_CASES,
-        exact=lambda case: [arm[case][0].result for arm in arms],
-        naive=lambda case: [arm[case][1].result for arm in arms],
-    )
+    checks.conform_both(subject, c.FLOAT32_CASES, ranks)
 
 
 def test_counts_and_the_logged_loss(ranks: Any) -> None:

@@ -113,13 +113,7 @@ def test_conformance(tmp_path: Path) -> None:
 
     ranks = run_as_torchrun(train_all, str(tmp_path), timeout=200)
     subject = c.Subject("TRL SFTTrainer", trl.__version__, extra_lines=3, reference=extras.of_llama)
-    arms = [dict(zip(c.FLOAT32_CASES, rank, strict=True)) for rank in ranks]
-    checks.conform(
-        subject,
-        c.FLOAT32_CASES,
-        exact=lambda case: [arm[case][0].result for arm in arms],
-        naive=lambda case: [arm[case][1].result for arm in arms],
-    )
+    arms = checks.conform_both(subject, c.FLOAT32_CASES, ranks)
     for outcome, _ in arms[0].values():
         trained = [entry for entry in outcome.log if "loss" in entry]
         assert trained[-1]["samples_seen"] == 2 * len(extras.rows())
