@@ -207,7 +207,7 @@ def _engine_of(accelerator: Accelerator) -> Any:
 
 
 def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) -> None:
-    if accelerator.num_processes == 1 or accelerator.split_batches:
+    if accelerator.num_processes == 1:
         return
     for item in objects:
         if _is_divided(accelerator, item):
@@ -230,7 +230,7 @@ def _refuse_double_stepping(accelerator: Accelerator, objects: Sequence[Any]) ->
 
 def _is_divided(accelerator: Accelerator, item: Any) -> bool:
     """Whether it stands for a scheduler of DeepSpeed whose number of steps Accelerate divides."""
-    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+    if accelerator.distributed_type != DistributedType.DEEPSPEED or accelerator.split_batches:
         return False
     from accelerate.utils import DummyScheduler  # not there without DeepSpeed
 

@@ -11,7 +11,8 @@ import torch
 import odb
 from tests.trainers import conformance as c
 from tests.trainers import extras
-from tests.trainers.test_huggingface import LENGTHS, arguments, trainer_for
+from tests.trainers.test_huggingface import LENGTHS, arguments
+from tests.trainers.test_huggingface_settings import trainer_for
 
 
 def test_a_compute_loss_that_goes_past_the_loss_scale_is_refused(tmp_path: Path) -> None:
@@ -145,3 +146,41 @@ def test_weights_that_do_not_fit_the_model_are_noticed(name: str, tmp_path: Path
             trainer.train()
     finally:
         trainer.close_loader()
+
+
+def test_label_smoothing_needs_a_model_that_the_trainer_knows() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from odb.integrations.hf_loader import check_smoothing
+
+    llama = extras.make_llama()
+    check_smoothing(llama)
+    check_smoothing(c.make_model())  # of a kind that is not known
+    small = T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    check_smoothing(T5ForConditionalGeneration(small))  # labels stand where they are predicted
+    llama.__class__ = type("FSDPLlamaForCausalLM", (type(llama),), {})
+    with pytest.raises(odb.IntegrationError, match="label_smoothing_factor"):
+        check_smoothing(llama)
+
+
+def test_loss_weights_of_collators() -> None:
+    from transformers import DataCollatorForLanguageModeling, DataCollatorWithFlattening
+
+    from odb.integrations.hf_loader import loss_weight_of
+
+    tokenizer = extras.make_tokenizer()
+    samples = [{"input_ids": row["input_ids"]} for row in extras.rows()[:8]]
+    samples[0]["input_ids"][1] = tokenizer.pad_token_id
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    weight = loss_weight_of(collator)
+    assert weight is not None
+    for sample in samples:
+        labels = collator([sample])["labels"]
+        assert weight(sample) == int((labels[:, 1:] != -100).sum())
+    flat = loss_weight_of(DataCollatorWithFlattening())
+    assert flat is not None
+    labels = DataCollatorWithFlattening()([dict(sample) for sample in samples])["labels"]
+    assert sum(map(flat, samples)) == int((torch.as_tensor(labels)[:, 1:] != -100).sum())
+    tokenizer.mask_token = "t3"
+    with pytest.raises(odb.IntegrationError, match="mask in the dataset"):
+        loss_weight_of(DataCollatorForLanguageModeling(tokenizer, mlm=True))
