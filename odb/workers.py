@@ -8,6 +8,7 @@ driver waits for it and for the end of any worker, whichever comes first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing as mp
 import re
@@ -145,6 +146,18 @@ class WorkerReader(Generic[T]):
             self._thread.join()
             self._ready.close()
             self._readied.close()
+        for worker in self._workers:
+            _let_go(worker)
+
+
+def _let_go(worker: BaseProcess) -> None:
+    """Close the pipes of a worker that has ended.
+
+    Python does so for whoever joins it. If the driver has read the exit code in the moment in which
+    PyTorch joined, neither has: the pipes would stay until the next process starts.
+    """
+    with contextlib.suppress(AssertionError):  # in a forked child: it is not this process's
+        worker.join(0)
 
 
 def find_ended(workers: Sequence[BaseProcess]) -> list[WorkerLostError]:

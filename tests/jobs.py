@@ -7,6 +7,7 @@ return plain data. The checks are in `tests/checks.py`, which runs in the test p
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,3 +199,10 @@ def observe(batch: dict[str, torch.Tensor], info: ODBStepInfo) -> StepRecord:
         loss_sum_gradient=[0.0] * 100 if info.idle else sum_gradient.tolist(),
         label_positions=0 if info.idle else int(mask.sum()),
     )
+
+
+def join_queue_feeders() -> None:
+    """Wait for the threads that Python's queues, those of ended workers, close their pipes in."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(20)

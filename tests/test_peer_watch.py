@@ -30,6 +30,7 @@ from tests.jobs import (
     EpochOfRank,
     Shard,
     ShardDataset,
+    join_queue_feeders,
     lengths,
     loader_for,
     observe,
@@ -489,6 +490,7 @@ def nothing_left(rank: int, world_size: int) -> tuple[list[str], int, int]:
     run_epoch(loader_for(CASE, rank))
     dist.barrier()
     time.sleep(0.2)
+    join_queue_feeders()
     process = psutil.Process()
     before = process.num_fds()
     for _ in range(3):
@@ -497,6 +499,7 @@ def nothing_left(rank: int, world_size: int) -> tuple[list[str], int, int]:
         loader.close()
     dist.barrier()
     time.sleep(0.2)
+    join_queue_feeders()
     return [t.name for t in threading.enumerate()], before, process.num_fds()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing as mp
 import os
@@ -111,6 +112,28 @@ def test_a_worker_that_pytorch_ends_behind_the_last_sample_is_not_lost() -> None
     assert (reader.next(), reader.next()) == (7, None)
     assert not reader.lost
     reader.close()
+
+
+def test_a_worker_that_nobody_joined_leaves_no_pipes() -> None:
+    """If the driver reads the exit code while PyTorch joins the worker, Python takes the process
+    for one that still runs, and keeps its pipes."""
+
+    def read(count: int) -> list[int | None]:
+        worker = mp.get_context("fork").Process(target=int)
+        worker.start()
+        items = iter([7] * count)
+        reader = WorkerReader(items, [worker])
+        got = [reader.next() for _ in range(count + 1)]
+        wait([worker.sentinel])
+        assert worker.exitcode == 0
+        reader.close()
+        return got
+
+    gc.collect()
+    mp.active_children()  # joins those of earlier tests that have ended
+    before = psutil.Process().num_fds()
+    assert read(2) == [7, 7, None]
+    assert psutil.Process().num_fds() <= before
 
 
 class Terminated(Fatal):
