@@ -118,12 +118,11 @@ def test_a_worker_that_nobody_joined_leaves_no_pipes() -> None:
     """If the driver reads the exit code while PyTorch joins the worker, Python takes the process
     for one that still runs, and keeps its pipes."""
 
-    def read(count: int) -> list[int | None]:
+    def read() -> list[int | None]:
         worker = mp.get_context("fork").Process(target=int)
         worker.start()
-        items = iter([7] * count)
-        reader = WorkerReader(items, [worker])
-        got = [reader.next() for _ in range(count + 1)]
+        reader = WorkerReader(iter([7, 7]), [worker])
+        got = [reader.next() for _ in range(3)]
         wait([worker.sentinel])
         assert worker.exitcode == 0
         reader.close()
@@ -132,7 +131,7 @@ def test_a_worker_that_nobody_joined_leaves_no_pipes() -> None:
     gc.collect()
     mp.active_children()  # joins those of earlier tests that have ended
     before = psutil.Process().num_fds()
-    assert read(2) == [7, 7, None]
+    assert read() == [7, 7, None]
     assert psutil.Process().num_fds() <= before
 
 
